@@ -1,0 +1,101 @@
+"""Algorithm 1 as it is written, one tensor at a time: slow, plain, and the judge of the other paths.
+
+It is also the differentiable path: nothing but out-of-place tensor operations, written back at the
+end, so autograd can follow a step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aida.backends import Batch, scalar_dtype
+from aida.hyper import Hyper
+from aida.rule import clip_coefficient, mutual_projections
+
+
+class Reference:
+    def __init__(self) -> None:
+        self._finite: list[Tensor] = []
+
+    def reduce(self, batch: Batch) -> Tensor | None:
+        self._finite = [torch.isfinite(grad).all() for grad in batch.grads]
+        total: Tensor | None = None
+        for hyper, where in batch.slices():
+            if hyper.clip_norm is None:
+                continue
+            for grad, finite in zip(batch.grads[where], self._finite[where], strict=True):
+                squared = true_gradient(grad, batch).to(scalar_dtype(grad.device)).square().sum()
+                if hyper.nonfinite == "skip":
+                    squared = torch.where(finite, squared, torch.zeros_like(squared))
+                total = squared if total is None else total + squared
+        return total
+
+    def nonfinite(self) -> list[int]:
+        return [i for i, finite in enumerate(self._finite) if not bool(finite)]
+
+    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
+        for hyper, where in batch.slices():
+            for i in range(where.start, where.stop):
+                self._apply_one(batch, i, hyper, squared_norm)
+
+    def _apply_one(self, batch: Batch, i: int, hyper: Hyper, squared_norm: Tensor | None) -> None:
+        param, exp_avg, exp_avg_var = batch.params[i], batch.exp_avgs[i], batch.exp_avg_vars[i]
+        step = batch.steps[i] + 1
+        # the state is float32 for low-precision parameters: compute there, round once at the end
+        theta = param.to(exp_avg.dtype)
+
+        g = true_gradient(batch.grads[i].to(exp_avg.dtype), batch)
+        if hyper.clip_norm is not None and squared_norm is not None:
+            g = g * clip_coefficient(squared_norm, hyper.clip_norm).to(g.dtype)
+        if hyper.maximize:
+            g = -g
+        if hyper.l2 != 0:
+            g = g + hyper.l2 * theta
+
+        # moments
+        m = hyper.beta1 * exp_avg + (1 - hyper.beta1) * g
+
+        # projections
+        projected_m, projected_g = mutual_projections(m, g, hyper.projections, hyper.xi)
+
+        # variance
+        # eps enters the stored variance, every step: docs/numerics.md
+        v = hyper.beta2 * exp_avg_var + (1 - hyper.beta2) * (projected_m - projected_g) ** 2 + hyper.eps
+
+        # parameters
+        t = step.to(scalar_dtype(step.device))
+        m_hat = m / (1 - hyper.beta1**t).to(m.dtype)
+        v_hat = v / (1 - hyper.beta2**t).to(v.dtype)
+        if hyper.decay != 0:
+            theta = theta * (1 - hyper.lr * hyper.decay)
+        theta = theta - hyper.lr * m_hat / v_hat.sqrt()
+
+        update = _allowed(batch, self._finite[i], hyper)
+        _write(param, theta, update)
+        _write(exp_avg, m, update)
+        _write(exp_avg_var, v, update)
+        _write(batch.steps[i], step, update)
+        if hyper.nonfinite == "skip":
+            overflow = batch.found_inf
+            counts = ~self._finite[i] if overflow is None else ~self._finite[i] & (overflow.reshape(()) == 0)
+            batch.skipped[i].add_(counts)
+
+
+def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
+    """The gradient without the loss scale of mixed-precision training."""
+    return grad if batch.grad_scale is None else grad / batch.grad_scale
+
+
+def _allowed(batch: Batch, finite: Tensor, hyper: Hyper) -> Tensor | None:
+    """Whether this tensor may change in this step; None where nothing could forbid it."""
+    allowed = finite if hyper.nonfinite == "skip" else None
+    if batch.found_inf is not None:
+        clean = batch.found_inf.reshape(()) == 0
+        allowed = clean if allowed is None else allowed & clean
+    return allowed
+
+
+def _write(target: Tensor, value: Tensor, allowed: Tensor | None) -> None:
+    # compared on the device: a host branch would wait for it at every tensor
+    target.copy_(value if allowed is None else torch.where(allowed, value.to(target.dtype), target))

@@ -1,0 +1,74 @@
+"""A batch as flat arrays that a kernel can walk: addresses per tensor, values per run.
+
+Both fused paths, the C loop and the Triton kernels, read these arrays; the order of rows and
+columns here is a contract with them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from aida.backends import Batch
+from aida.hyper import Hyper
+
+#: Rows of the address table, one column a tensor.
+ADDRESS_ROWS = ("param", "grad", "exp_avg", "exp_avg_var", "step", "skipped")
+
+#: Columns of the value table, one row a run of the batch.
+VALUE_COLUMNS = (
+    "lr", "beta1", "beta2", "eps", "l2", "decay", "xi", "projections", "clip_norm", "sign", "skip",
+)  # fmt: skip
+
+
+def addresses(batch: Batch) -> list[int]:
+    """Where everything lies now, row after row. Cheap, so that every step can see what moved."""
+    found: list[int] = []
+    address = torch.Tensor.data_ptr
+    for tensors in (
+        batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars, batch.steps, batch.skipped,
+    ):  # fmt: skip
+        found.extend(map(address, tensors))
+    return found
+
+
+def value_rows(hypers: Iterable[Hyper]) -> array[float]:
+    """The value table, row after row. A learning rate on a device is left 0: the kernel reads it there."""
+    rows = array("d")
+    for hyper in hypers:
+        lr = hyper.lr
+        rows.extend(
+            (
+                0.0 if isinstance(lr, Tensor) and lr.device.type != "cpu" else float(lr),
+                float(hyper.beta1),
+                float(hyper.beta2),
+                hyper.eps,
+                hyper.l2,
+                hyper.decay,
+                hyper.xi,
+                hyper.projections,
+                hyper.clip_norm or 0.0,  # 0 means: this run does not clip
+                hyper.sign,
+                hyper.nonfinite == "skip",
+            )
+        )
+    return rows
+
+
+def same_layout(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """The gradients with their elements in the parameters' memory order; a copy only where they differ."""
+    stride = torch.Tensor.stride
+    if list(map(stride, params)) == list(map(stride, grads)):
+        return grads
+    return [
+        g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        for p, g in zip(params, grads, strict=True)
+    ]
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor's elements fill one stretch of memory, in any order of dimensions."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

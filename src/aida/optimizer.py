@@ -1,0 +1,366 @@
+"""The optimizer class: arguments, state, checkpoints and ``step()``. The arithmetic is elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
+
+from aida.backends import Backend, Batch
+from aida.backends.choice import Route, make_backend, route_of
+from aida.checkpoint import STATE_KEYS, seal, unseal
+from aida.hyper import OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, check_names, from_values, read_values
+
+#: Moments live here, so that bf16 and fp16 parameters train right: docs/numerics.md.
+STATE_DTYPES = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex128: torch.complex128,
+    torch.complex64: torch.complex64,
+    torch.complex32: torch.complex64,
+}
+
+
+class Aida(Optimizer):
+    r"""AdaBelief with its stepsize range narrowed by layerwise mutual projections.
+
+    A drop-in for :class:`torch.optim.AdamW`. For every parameter tensor, with gradient ``g``::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * (a * m + b * g)**2 + eps
+        p = p - lr * (m / (1 - beta1**t)) / sqrt(v / (1 - beta2**t))
+
+    where ``a * m + b * g`` is ``m - g`` after ``projections`` mutual projections of the two.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for any torch optimizer.
+        lr: learning rate; a one-element tensor to change it without recompiling or recapturing.
+        betas: decay rates of the first and second moment.
+        eps: added to the stored variance at every step; it bounds the adaptive stepsize by
+            ``sqrt((1 - beta2) / eps)``. Not an outer epsilon as in AdamW.
+        weight_decay: added to the gradient (L2) as in the authors' code, see ``decoupled_weight_decay``.
+        projections: how many mutual projections, the paper's K; 0 is AdaBelief without its outer eps.
+        xi: keeps a projection onto a zero vector defined.
+        decoupled_weight_decay: shrink the weights directly, as AdamW does.
+        clip_norm: clip the global gradient norm inside the step, as ``clip_grad_norm_`` before it would.
+        nonfinite: what a tensor does whose gradient holds NaN or inf: ``"skip"`` leaves it and its
+            state as they are in this step (:meth:`skipped` counts), ``"propagate"`` computes on,
+            ``"raise"`` raises before anything changed (and waits for the device at every step).
+        maximize: ascend instead of descend.
+        foreach, fused: which path runs; None picks the fastest that fits, both False the literal
+            transcription of the paper.
+        capturable: allow capture in a CUDA graph.
+        differentiable: let autograd follow the step.
+    """
+
+    #: torch.amp.GradScaler then hands grad_scale and found_inf to the step instead of unscaling first.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        projections: int = 2,
+        xi: float = 1e-20,
+        decoupled_weight_decay: bool = False,
+        clip_norm: float | None = None,
+        nonfinite: Nonfinite = "skip",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "projections": projections,
+            "xi": xi,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "clip_norm": clip_norm,
+            "nonfinite": nonfinite,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        check_group(defaults)
+        self._forget()
+        super().__init__(params, defaults)
+
+    def _forget(self) -> None:
+        """Drop what only speeds steps up; it is found again in the next one."""
+        self._hypers: list[tuple[tuple[Any, ...], Hyper]] = []
+        self._backends: dict[Route, Backend] = {}
+
+    # -- groups and checkpoints ------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):
+            check_names(param_group)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_group(group)
+            for p in group["params"]:
+                _check_param(p)
+        except (ValueError, TypeError, RuntimeError):
+            self.param_groups.pop()  # an optimizer that refused a group is as it was before
+            raise
+        group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""
+        # torch would cast every tensor to its parameter's dtype. Registered last, so that it seals
+        # what other hooks leave; __setstate__ unseals before load_state_dict post-hooks look.
+        handle = self.register_load_state_dict_pre_hook(seal)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+        for group in self.param_groups:
+            for key, value in OPTIONAL_DEFAULTS.items():
+                group.setdefault(key, value)
+            for p in group["params"]:
+                if self.state.get(p):
+                    self.state[p] = unseal(self.state[p], p, STATE_DTYPES[p.dtype])
+
+    def skipped(self) -> Counter[str]:
+        """How often each tensor kept out of a step because its gradient held NaN or inf.
+
+        Keys are parameter names where the optimizer was given names, else ``"group.index"``; tensors
+        that never did are left out, and count as 0 when asked for. Waits for the device.
+        """
+        labels, counts = [], []
+        for label, p in self._labelled():
+            if self.state.get(p):
+                labels.append(label)
+                counts.append(self.state[p]["skipped"])
+        found: Counter[str] = Counter()
+        for device in {count.device for count in counts}:  # one host copy a device
+            here = [i for i, count in enumerate(counts) if count.device == device]
+            for i, count in zip(here, torch.stack([counts[i] for i in here]).tolist(), strict=True):
+                if count:
+                    found[labels[i]] = int(count)
+        return found
+
+    def _labelled(self) -> Iterable[tuple[str, Tensor]]:
+        for g, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for i, p in enumerate(group["params"]):
+                yield (names[i] if names else f"{g}.{i}"), p
+
+    # -- the step --------------------------------------------------------------------------------
+
+    @_use_grad_for_differentiable  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; with a closure, evaluate it first and return its loss."""
+        self._cuda_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        batches = self._gather()
+        if torch.compiler.is_compiling():
+            backends: list[Backend] = [make_backend(route) for route in batches]
+        else:
+            backends = [self._backend(route) for route in batches]
+        work = list(zip(backends, batches.values(), strict=True))
+
+        # reduce
+        norms = [backend.reduce(batch) for backend, batch in work]
+        self._raise_if_asked(work)
+        totals = _sum_over_devices(norms)
+
+        # apply
+        for (backend, batch), total in zip(work, totals, strict=True):
+            backend.apply(batch, total)
+        return loss
+
+    def _gather(self) -> dict[Route, Batch]:
+        """Every tensor with a gradient, sorted by the path it takes, over all groups."""
+        batches: dict[Route, Batch] = {}
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        for index, group in enumerate(self.param_groups):
+            hyper = self._hyper(index, group)
+            found = Batch()
+            has_complex = self._init_group(
+                group, found.params, found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped
+            )
+            if has_complex:
+                _view_as_real(found)
+            _distribute(found, group, hyper, batches)
+        for batch in batches.values():
+            if grad_scale is not None:
+                batch.grad_scale = grad_scale.to(batch.device, non_blocking=True)
+            if found_inf is not None:
+                batch.found_inf = found_inf.to(batch.device, non_blocking=True)
+        return batches
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_vars: list[Tensor],
+        steps: list[Tensor],
+        skipped: list[Tensor],
+    ) -> bool:
+        """Append the group's tensors that have a gradient, making the state of those that are new.
+
+        torch.compile runs a method of this name and shape outside its trace.
+        """
+        has_complex = False
+        state = self.state
+        for p in group["params"]:
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.layout != torch.strided:
+                raise RuntimeError(
+                    "Aida does not support sparse gradients: its projections need every element of a layer; "
+                    "build the embedding with sparse=False, or give its parameters to torch.optim.SparseAdam"
+                )
+            has_complex |= p.is_complex()
+            known = state[p]
+            if len(known) == 0:
+                _init_state(known, p)
+            params.append(p)
+            grads.append(grad)
+            exp_avgs.append(known["exp_avg"])
+            exp_avg_vars.append(known["exp_avg_var"])
+            steps.append(known["step"])
+            skipped.append(known["skipped"])
+        return has_complex
+
+    def _hyper(self, index: int, group: dict[str, Any]) -> Hyper:
+        """The group's values as one frozen value, made anew (and checked) only when one was changed."""
+        values = read_values(group)
+        if torch.compiler.is_compiling():
+            return from_values(values)
+        if index < len(self._hypers) and all(map(is_, values, self._hypers[index][0])):
+            return self._hypers[index][1]
+        check_group(group)
+        hyper = from_values(values)
+        del self._hypers[index + 1 :]
+        self._hypers[index:] = [(values, hyper)]
+        return hyper
+
+    def _backend(self, route: Route) -> Backend:
+        backend = self._backends.get(route)
+        if backend is None:
+            backend = self._backends[route] = make_backend(route)
+        return backend
+
+    def _raise_if_asked(self, work: list[tuple[Backend, Batch]]) -> None:
+        for backend, batch in work:
+            if all(hyper.nonfinite != "raise" for hyper, _ in batch.runs):
+                continue
+            if batch.found_inf is not None and bool(batch.found_inf != 0):
+                continue  # GradScaler saw it first, and lets this step pass
+            bad = set(backend.nonfinite())
+            names = []
+            for hyper, where in batch.slices():
+                if hyper.nonfinite == "raise":
+                    names += [self._label(batch.params[i]) for i in range(where.start, where.stop) if i in bad]
+            if names:
+                raise RuntimeError(
+                    f"the gradient of {', '.join(names[:8])}{' and others' if len(names) > 8 else ''} holds NaN or inf;"
+                    " nothing was changed. Look at the loss and the learning rate, or let such tensors sit a step"
+                    ' out with nonfinite="skip"'
+                )
+
+    def _label(self, tensor: Tensor) -> str:
+        for label, p in self._labelled():
+            if p.data_ptr() == tensor.data_ptr():
+                return f"parameter {label}"
+        return "a parameter"
+
+
+def _check_param(p: Tensor) -> None:
+    if p.dtype not in STATE_DTYPES:
+        raise TypeError(
+            f"Aida updates floating-point and complex parameters, not {p.dtype} (shape {tuple(p.shape)}); "
+            "leave it out of the optimizer, or keep a float32 or bf16 master copy and optimize that"
+        )
+    if p.layout != torch.strided:
+        raise TypeError(f"Aida updates dense parameters, not {p.layout} (shape {tuple(p.shape)})")
+    if hasattr(p, "device_mesh") and hasattr(p, "placements"):
+        raise TypeError(
+            f"Aida does not yet update DTensor parameters (shape {tuple(p.shape)}, {p.placements}): a shard's own "
+            "inner products are not its layer's, so the result would be wrong. Use DDP, or fully replicated "
+            "parameters, with this version"
+        )
+    if type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False):
+        raise TypeError(
+            "Aida does not update parameters flattened by FSDP: the projections are per layer and its layers are "
+            "cut up. Use DDP with this version"
+        )
+
+
+def _init_state(state: dict[str, Any], p: Tensor) -> None:
+    dtype = STATE_DTYPES[p.dtype]
+    # on the parameter's device: whether a step counts is decided there, without asking the host
+    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+    state["exp_avg"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+    state["exp_avg_var"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+    state["skipped"] = torch.zeros((), dtype=torch.float32, device=p.device)
+    assert tuple(state) == STATE_KEYS
+
+
+def _view_as_real(batch: Batch) -> None:
+    for tensors in (batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars):
+        tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+
+
+def _distribute(found: Batch, group: dict[str, Any], hyper: Hyper, batches: dict[Route, Batch]) -> None:
+    """Move a group's tensors into the batches of their routes, keeping their order."""
+    counts: dict[Route, int] = {}
+    lists = (found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped)
+    for i, p in enumerate(found.params):
+        route = route_of(p, found.grads[i], group, hyper)
+        batch = batches.get(route)
+        if batch is None:
+            batch = batches[route] = Batch()
+        batch.params.append(p)
+        into = (batch.grads, batch.exp_avgs, batch.exp_avg_vars, batch.steps, batch.skipped)
+        for source, target in zip(lists, into, strict=True):
+            target.append(source[i])
+        counts[route] = counts.get(route, 0) + 1
+    for route, count in counts.items():
+        batches[route].runs.append((hyper, count))
+
+
+def _sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:
+    """The squared norm over all batches, for each batch on its own device."""
+    known = [norm for norm in norms if norm is not None]
+    if len(known) < 2:
+        return list(norms)
+    totals: list[Tensor | None] = []
+    for norm in norms:
+        if norm is None:
+            totals.append(None)
+        else:
+            totals.append(torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum())
+    return totals
