@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from aida.backends import Backend, Batch
-from aida.backends.choice import Route, make_backend, route_of
-from aida.checkpoint import STATE_KEYS, seal, unseal
-from aida.hyper import OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, check_names, from_values, read_values
+from aida.backends.choice import Route, distribute, make_backend
+from aida.checkpoint import Layout
+from aida.group_rules import STATE_DTYPES, check_capture, check_param
+from aida.hyper import (
+    HYPER_KEYS,
+    OPTIONAL_DEFAULTS,
+    Hyper,
+    Nonfinite,
+    check_group,
+    check_names,
+    from_group,
+    read_values,
+)
+from aida.roster import Roster, all_params
+from aida.tracing import without_gradients
 
-#: Moments live here, so that bf16 and fp16 parameters train right: docs/numerics.md.
-STATE_DTYPES = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.complex128: torch.complex128,
-    torch.complex64: torch.complex64,
-    torch.complex32: torch.complex64,
-}
+#: What a checkpoint of Aida holds.
+LAYOUT = Layout(
+    owner="Aida",
+    keys=("step", "exp_avg", "exp_avg_var", "skipped"),
+    moments=("exp_avg", "exp_avg_var"),
+    group_keys=("lr", "betas", "eps", "weight_decay", "projections"),
+)
 
 
 class Aida(Optimizer):
@@ -104,7 +114,9 @@ class Aida(Optimizer):
 
     def _forget(self) -> None:
         """Drop what only speeds steps up; it is found again in the next one."""
-        self._hypers: list[tuple[tuple[Any, ...], Hyper]] = []
+        self._values: list[tuple[Any, ...]] = []
+        self._hypers: list[Hyper] = []
+        self._roster: Roster | None = None
         self._backends: dict[Route, Backend] = {}
 
     # -- groups and checkpoints ------------------------------------------------------------------
@@ -127,7 +139,7 @@ class Aida(Optimizer):
         """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""
         # torch would cast every tensor to its parameter's dtype. Registered last, so that it seals
         # what other hooks leave; __setstate__ unseals before load_state_dict post-hooks look.
-        handle = self.register_load_state_dict_pre_hook(seal)
+        handle = self.register_load_state_dict_pre_hook(LAYOUT.seal)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -141,7 +153,7 @@ class Aida(Optimizer):
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = unseal(self.state[p], p, STATE_DTYPES[p.dtype])
+                    self.state[p] = LAYOUT.unseal(self.state[p], p, STATE_DTYPES[p.dtype])
 
     def skipped(self) -> Counter[str]:
         """How often each tensor kept out of a step because its gradient held NaN or inf.
@@ -170,10 +182,10 @@ class Aida(Optimizer):
 
     # -- the step --------------------------------------------------------------------------------
 
-    @_use_grad_for_differentiable  # type: ignore[untyped-decorator]
+    @without_gradients
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; with a closure, evaluate it first and return its loss."""
-        self._cuda_graph_capture_health_check()
+        check_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -194,27 +206,49 @@ class Aida(Optimizer):
         # apply
         for (backend, batch), total in zip(work, totals, strict=True):
             backend.apply(batch, total)
+            batch.grads = []  # the roster keeps the batch: a gradient must not outlive zero_grad() with it
         return loss
 
     def _gather(self) -> dict[Route, Batch]:
         """Every tensor with a gradient, sorted by the path it takes, over all groups."""
-        batches: dict[Route, Batch] = {}
+        if torch.compiler.is_compiling():
+            batches = self._sort([from_group(group) for group in self.param_groups])
+        else:
+            batches = self._recall()
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if grad_scale is not None or found_inf is not None:
+            for batch in batches.values():
+                batch.grad_scale = None if grad_scale is None else grad_scale.to(batch.device, non_blocking=True)
+                batch.found_inf = None if found_inf is None else found_inf.to(batch.device, non_blocking=True)
+        return batches
+
+    def _recall(self) -> dict[Route, Batch]:
+        """The batches of the last step where they still serve, else sorted anew."""
+        hypers = self._current_hypers()
+        params = all_params(self.param_groups)
+        grads = [p.grad for p in params]
+        if self._roster is not None:
+            known = self._roster.recall(params, grads, self.state, hypers)
+            if known is not None:
+                return known
+            self._roster = None
+        batches = self._sort(hypers)
+        if not any(p.is_complex() for p in params):  # their real views are made anew each step
+            self._roster = Roster(params, grads, self.state)
+            self._roster.seat(batches)
+        return batches
+
+    def _sort(self, hypers: list[Hyper]) -> dict[Route, Batch]:
+        batches: dict[Route, Batch] = {}
         for index, group in enumerate(self.param_groups):
-            hyper = self._hyper(index, group)
             found = Batch()
             has_complex = self._init_group(
                 group, found.params, found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped
             )
             if has_complex:
                 _view_as_real(found)
-            _distribute(found, group, hyper, batches)
-        for batch in batches.values():
-            if grad_scale is not None:
-                batch.grad_scale = grad_scale.to(batch.device, non_blocking=True)
-            if found_inf is not None:
-                batch.found_inf = found_inf.to(batch.device, non_blocking=True)
+            distribute(found, index, group, hypers[index], batches)
         return batches
 
     def _init_group(
@@ -244,7 +278,7 @@ class Aida(Optimizer):
                 )
             has_complex |= p.is_complex()
             known = state[p]
-            if len(known) == 0:
+            if len(known) < len(LAYOUT.keys):
                 _init_state(known, p)
             params.append(p)
             grads.append(grad)
@@ -254,18 +288,23 @@ class Aida(Optimizer):
             skipped.append(known["skipped"])
         return has_complex
 
-    def _hyper(self, index: int, group: dict[str, Any]) -> Hyper:
-        """The group's values as one frozen value, made anew (and checked) only when one was changed."""
-        values = read_values(group)
-        if torch.compiler.is_compiling():
-            return from_values(values)
-        if index < len(self._hypers) and all(map(is_, values, self._hypers[index][0])):
-            return self._hypers[index][1]
-        check_group(group)
-        hyper = from_values(values)
-        del self._hypers[index + 1 :]
-        self._hypers[index:] = [(values, hyper)]
-        return hyper
+    def _current_hypers(self) -> list[Hyper]:
+        """Each group's values as one frozen value, made anew (and checked) only where one was changed."""
+        values = list(map(read_values, self.param_groups))
+        known = self._values
+        if len(values) == len(known) and all(map(is_, chain.from_iterable(values), chain.from_iterable(known))):
+            return self._hypers
+        hypers: list[Hyper] = []
+        for index, group in enumerate(self.param_groups):
+            if index < len(known) and all(map(is_, values[index], known[index])):
+                hypers.append(self._hypers[index])
+                continue
+            check_group(group, added=False)
+            hypers.append(from_group(group))
+            if index < len(known) and _route_changed(values[index], known[index]):
+                self._roster = None
+        self._values, self._hypers = values, hypers
+        return hypers
 
     def _backend(self, route: Route) -> Backend:
         backend = self._backends.get(route)
@@ -275,7 +314,7 @@ class Aida(Optimizer):
 
     def _raise_if_asked(self, work: list[tuple[Backend, Batch]]) -> None:
         for backend, batch in work:
-            if all(hyper.nonfinite != "raise" for hyper, _ in batch.runs):
+            if not batch.traits.raises:
                 continue
             if batch.found_inf is not None and bool(batch.found_inf != 0):
                 continue  # GradScaler saw it first, and lets this step pass
@@ -299,13 +338,7 @@ class Aida(Optimizer):
 
 
 def _check_param(p: Tensor) -> None:
-    if p.dtype not in STATE_DTYPES:
-        raise TypeError(
-            f"Aida updates floating-point and complex parameters, not {p.dtype} (shape {tuple(p.shape)}); "
-            "leave it out of the optimizer, or keep a float32 or bf16 master copy and optimize that"
-        )
-    if p.layout != torch.strided:
-        raise TypeError(f"Aida updates dense parameters, not {p.layout} (shape {tuple(p.shape)})")
+    check_param(p, "Aida")
     if hasattr(p, "device_mesh") and hasattr(p, "placements"):
         raise TypeError(
             f"Aida does not yet update DTensor parameters (shape {tuple(p.shape)}, {p.placements}): a shard's own "
@@ -319,37 +352,25 @@ def _check_param(p: Tensor) -> None:
         )
 
 
+def _route_changed(values: tuple[Any, ...], known: tuple[Any, ...]) -> bool:
+    """Whether a change could send tensors down another path: one of the flags, or tensor betas for floats."""
+    flags, betas = slice(len(HYPER_KEYS), None), HYPER_KEYS.index("betas")
+    return values[flags] != known[flags] or values[betas] is not known[betas]
+
+
 def _init_state(state: dict[str, Any], p: Tensor) -> None:
+    """Make what is missing of a parameter's state; what somebody put there stays."""
     dtype = STATE_DTYPES[p.dtype]
     # on the parameter's device: whether a step counts is decided there, without asking the host
-    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-    state["exp_avg"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-    state["exp_avg_var"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-    state["skipped"] = torch.zeros((), dtype=torch.float32, device=p.device)
-    assert tuple(state) == STATE_KEYS
+    state.setdefault("step", torch.zeros((), dtype=torch.float32, device=p.device))
+    state.setdefault("exp_avg", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
+    state.setdefault("exp_avg_var", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
+    state.setdefault("skipped", torch.zeros((), dtype=torch.float32, device=p.device))
 
 
 def _view_as_real(batch: Batch) -> None:
     for tensors in (batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars):
         tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-
-
-def _distribute(found: Batch, group: dict[str, Any], hyper: Hyper, batches: dict[Route, Batch]) -> None:
-    """Move a group's tensors into the batches of their routes, keeping their order."""
-    counts: dict[Route, int] = {}
-    lists = (found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped)
-    for i, p in enumerate(found.params):
-        route = route_of(p, found.grads[i], group, hyper)
-        batch = batches.get(route)
-        if batch is None:
-            batch = batches[route] = Batch()
-        batch.params.append(p)
-        into = (batch.grads, batch.exp_avgs, batch.exp_avg_vars, batch.steps, batch.skipped)
-        for source, target in zip(lists, into, strict=True):
-            target.append(source[i])
-        counts[route] = counts.get(route, 0) + 1
-    for route, count in counts.items():
-        batches[route].runs.append((hyper, count))
 
 
 def _sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:

@@ -93,8 +93,9 @@ def clip_coefficient(squared_norm: Tensor, clip_norm: float) -> Tensor:
 
 def bias_correction(beta: float | Tensor, step: Tensor) -> Tensor:
     """``1 - beta**step``; the caller hands ``step`` in float64, where the difference keeps its digits."""
-    # a float base needs the tensor form: 0.0 ** tensor would not trace under torch.compile
-    base = torch.as_tensor(beta, dtype=step.dtype, device=step.device)
+    # a float base needs the tensor form: 0.0 ** tensor would not trace under torch.compile. Filled on the
+    # device, since a copy from the host would wait for it, and is refused while a CUDA graph is captured
+    base = beta.to(step) if isinstance(beta, Tensor) else torch.full_like(step, beta)
     return 1 - base**step
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import compress
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,15 @@ from torch import Tensor
 from aida.hyper import Hyper
 
 Kind = str  #: "reference", "foreach" or "fused"
+
+
+class Traits(NamedTuple):
+    """What at least one run of a batch asks for."""
+
+    clips: bool
+    raises: bool
+    has_l2: bool
+    has_host_lr: bool  #: a tensor lr in host memory, which may change in place
 
 
 @dataclass(slots=True)
@@ -35,9 +45,14 @@ class Batch:
     steps: list[Tensor] = field(default_factory=list)
     skipped: list[Tensor] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)  #: the parameter group of each run
+    #: Whether every gradient is known to have its parameter's strides.
+    grads_lie_alike: bool = False
     #: Set by torch.amp.GradScaler: gradients are this many times too large / some of them overflowed.
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    _traits: tuple[list[tuple[Hyper, int]], Traits] | None = None
 
     def __len__(self) -> int:
         return len(self.params)
@@ -45,6 +60,41 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.params[0].device
+
+    @property
+    def traits(self) -> Traits:
+        """Looked up once for each list of runs: with hundreds of groups, asking them all costs more than a launch."""
+        if self._traits is None or self._traits[0] is not self.runs:
+            hypers = [hyper for hyper, _ in self.runs]
+            traits = Traits(
+                clips=any(hyper.clip_norm is not None for hyper in hypers),
+                raises=any(hyper.nonfinite == "raise" for hyper in hypers),
+                has_l2=any(hyper.l2 != 0 for hyper in hypers),
+                has_host_lr=any(isinstance(hyper.lr, Tensor) and hyper.lr.device.type == "cpu" for hyper in hypers),
+            )
+            self._traits = (self.runs, traits)
+        return self._traits[1]
+
+    def tensor_lists(self) -> tuple[list[Tensor], ...]:
+        """The parallel lists, in the order of the fields."""
+        return self.params, self.grads, self.exp_avgs, self.exp_avg_vars, self.steps, self.skipped
+
+    def select(self, wanted: list[bool]) -> Batch:
+        """Some of the tensors, without their values."""
+        part = Batch()
+        for mine, all_of_them in zip(part.tensor_lists(), self.tensor_lists(), strict=True):
+            mine.extend(compress(all_of_them, wanted))
+        return part
+
+    def extend(self, other: Batch) -> None:
+        for mine, more in zip(self.tensor_lists(), other.tensor_lists(), strict=True):
+            mine.extend(more)
+        self.runs.extend(other.runs)
+        self.groups.extend(other.groups)
+
+    def counts(self) -> list[int]:
+        """How many tensors each run has."""
+        return [count for _, count in self.runs]
 
     def slices(self) -> Iterator[tuple[Hyper, slice]]:
         """Each run's values and where its tensors lie in the lists."""

@@ -99,20 +99,29 @@ class Foreach:
             if change is not None and batch.device.type == "cpu" and not torch.compiler.is_compiling():
                 change = None if bool(change.all()) else change
             coefficients = _coefficients(batch, where, hyper, scale, products, change)
+            owned = _owns_gradients(batch, where, hyper, change)
             for bucket in _buckets(batch, where):
-                grads = _effective_grads(bucket, hyper, coefficients.grad, batch.grad_scale is not None, change)
-                _apply_bucket(bucket, grads, hyper, coefficients, guarded=change is not None)
+                grads = [
+                    _effective_grad(
+                        piece,
+                        hyper,
+                        coefficients.grad[piece.owner],
+                        batch.grad_scale is not None,
+                        None if change is None else change[piece.owner],
+                    )
+                    for piece in bucket
+                ]
+                _apply_bucket(bucket, grads, hyper, coefficients, owned=owned, guarded=change is not None)
             _advance(batch, where, hyper, self._finite[where], change)
 
 
 def _reduce_products(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Tensor:
     """<m, g>, |m|^2, |g|^2 of each tensor, with the new m and the gradient the update will use."""
-    scales = [scale] * (where.stop - where.start)
-    partial: list[list[Tensor]] = [[] for _ in scales]
+    partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
-        grads = _effective_grads(bucket, hyper, scales, batch.grad_scale is not None, None)
-        means = _lerp(bucket, grads, hyper)
-        for piece, mean, grad in zip(bucket, means, grads, strict=True):
+        for piece in bucket:  # one at a time: the inner products are, and the temporaries stay as small
+            grad = _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
+            mean = _lerp(piece.exp_avg, grad, hyper)
             partial[piece.owner].append(torch.stack([_dot(mean, grad), _dot(mean, mean), _dot(grad, grad)]))
     return _sum_partial(partial, 3, batch.device)
 
@@ -174,7 +183,7 @@ def _coefficients(
 
 
 def _apply_bucket(
-    bucket: list[Piece], grads: list[Tensor], hyper: Hyper, coefficients: Coefficients, *, guarded: bool
+    bucket: list[Piece], grads: list[Tensor], hyper: Hyper, coefficients: Coefficients, *, owned: bool, guarded: bool
 ) -> None:
     def each(values: list[Tensor]) -> list[Tensor]:
         return [values[piece.owner] for piece in bucket]
@@ -187,7 +196,9 @@ def _apply_bucket(
     _lerp_(means, grads, hyper)
 
     # projections
-    work = torch._foreach_mul(grads, each(coefficients.residual_g))
+    work = grads if owned else torch._foreach_mul(grads, each(coefficients.residual_g))
+    if owned:
+        torch._foreach_mul_(work, each(coefficients.residual_g))
     torch._foreach_addcmul_(work, means, each(coefficients.residual_m))
 
     # variance
@@ -236,28 +247,28 @@ def _grad_scale(batch: Batch, hyper: Hyper) -> Tensor:
     return scale if batch.grad_scale is None else scale / batch.grad_scale.reshape(())
 
 
-def _effective_grads(
-    bucket: list[Piece], hyper: Hyper, scales: list[Tensor], amp: bool, change: Tensor | None
-) -> list[Tensor]:
-    """The gradients the update uses; p.grad itself where it can be, never changed."""
-    grads = [piece.grad.to(piece.exp_avg.dtype) for piece in bucket]
+def _effective_grad(piece: Piece, hyper: Hyper, scale: Tensor, amp: bool, change: Tensor | None) -> Tensor:
+    """The gradient the update uses; p.grad itself where it can be, never changed."""
+    grad = piece.grad.to(piece.exp_avg.dtype)
     if amp or hyper.maximize or hyper.clip_norm is not None:
-        grads = [grad * scales[piece.owner].to(grad.dtype) for grad, piece in zip(grads, bucket, strict=True)]
+        grad = grad * scale.to(grad.dtype)
     if hyper.l2 != 0:
-        grads = [grad.add(piece.param, alpha=hyper.l2) for grad, piece in zip(grads, bucket, strict=True)]
+        grad = grad.add(piece.param, alpha=hyper.l2)
     if change is not None:  # 0 * NaN is NaN: a gradient that must not count is replaced, not scaled
-        grads = [
-            torch.where(change[piece.owner], grad, piece.exp_avg) for grad, piece in zip(grads, bucket, strict=True)
-        ]
-    return grads
+        grad = torch.where(change, grad, piece.exp_avg)
+    return grad
 
 
-def _lerp(bucket: list[Piece], grads: list[Tensor], hyper: Hyper) -> list[Tensor]:
-    means = [piece.exp_avg for piece in bucket]
+def _owns_gradients(batch: Batch, where: slice, hyper: Hyper, change: Tensor | None) -> bool:
+    """Whether :func:`_effective_grad` made new tensors, which may then serve as the one temporary."""
+    cast = batch.grads[where.start].dtype != batch.exp_avgs[where.start].dtype
+    scaled = batch.grad_scale is not None or hyper.maximize or hyper.clip_norm is not None
+    return cast or scaled or hyper.l2 != 0 or change is not None
+
+
+def _lerp(mean: Tensor, grad: Tensor, hyper: Hyper) -> Tensor:
     rest = 1 - hyper.beta1
-    if isinstance(rest, Tensor):
-        return [mean.lerp(grad, rest.to(mean.dtype)) for mean, grad in zip(means, grads, strict=True)]
-    return list(torch._foreach_lerp(means, grads, rest))
+    return mean.lerp(grad, rest.to(mean.dtype) if isinstance(rest, Tensor) else rest)
 
 
 def _lerp_(means: list[Tensor], grads: list[Tensor], hyper: Hyper) -> None:
@@ -302,14 +313,15 @@ def _pieces(batch: Batch, where: slice, limit: int) -> Iterator[Piece]:
         if any(t is None for t in flat):
             yield Piece(owner, *tensors)  # no flat view without a copy; then whole
             continue
-        for parts in zip(*(t.split(limit) for t in flat if t is not None), strict=True):
+        for parts in zip(*(torch.split(t, limit) for t in flat if t is not None), strict=True):
             yield Piece(owner, *parts)
 
 
 def _alike(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same elements in one order: dimensions by falling stride of the parameter."""
     param = tensors[0]
-    order = sorted(range(param.ndim), key=lambda d: (-param.stride(d), d))
+    stride = param.stride()
+    order = sorted(range(param.ndim), key=lambda d: (-stride[d], d))
     return tuple(t.permute(order) for t in tensors)
 
 

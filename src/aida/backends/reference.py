@@ -19,16 +19,20 @@ class Reference:
         self._finite: list[Tensor] = []
 
     def reduce(self, batch: Batch) -> Tensor | None:
-        self._finite = [torch.isfinite(grad).all() for grad in batch.grads]
+        self._finite = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
-            if hyper.clip_norm is None:
-                continue
-            for grad, finite in zip(batch.grads[where], self._finite[where], strict=True):
-                squared = true_gradient(grad, batch).to(scalar_dtype(grad.device)).square().sum()
-                if hyper.nonfinite == "skip":
-                    squared = torch.where(finite, squared, torch.zeros_like(squared))
-                total = squared if total is None else total + squared
+            for grad, exp_avg in zip(batch.grads[where], batch.exp_avgs[where], strict=True):
+                # a layer whose |g|^2 overflows has no projection: on every path it counts as not finite,
+                # unless clipping, which is sized in float64, brings it back
+                dtype = exp_avg.dtype if hyper.clip_norm is None else scalar_dtype(grad.device)
+                squared = true_gradient(grad.to(dtype), batch).square().sum()
+                finite = torch.isfinite(squared)
+                self._finite.append(finite)
+                if hyper.clip_norm is not None:
+                    if hyper.nonfinite == "skip":
+                        squared = torch.where(finite, squared, torch.zeros_like(squared))
+                    total = squared if total is None else total + squared
         return total
 
     def nonfinite(self) -> list[int]:
@@ -43,7 +47,7 @@ class Reference:
         param, exp_avg, exp_avg_var = batch.params[i], batch.exp_avgs[i], batch.exp_avg_vars[i]
         step = batch.steps[i] + 1
         # the state is float32 for low-precision parameters: compute there, round once at the end
-        theta = param.to(exp_avg.dtype)
+        theta = _before(param).to(exp_avg.dtype)
 
         g = true_gradient(batch.grads[i].to(exp_avg.dtype), batch)
         if hyper.clip_norm is not None and squared_norm is not None:
@@ -54,14 +58,14 @@ class Reference:
             g = g + hyper.l2 * theta
 
         # moments
-        m = hyper.beta1 * exp_avg + (1 - hyper.beta1) * g
+        m = hyper.beta1 * _before(exp_avg) + (1 - hyper.beta1) * g
 
         # projections
         projected_m, projected_g = mutual_projections(m, g, hyper.projections, hyper.xi)
 
         # variance
         # eps enters the stored variance, every step: docs/numerics.md
-        v = hyper.beta2 * exp_avg_var + (1 - hyper.beta2) * (projected_m - projected_g) ** 2 + hyper.eps
+        v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * (projected_m - projected_g) ** 2 + hyper.eps
 
         # parameters
         t = step.to(scalar_dtype(step.device))
@@ -85,6 +89,11 @@ class Reference:
 def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
     """The gradient without the loss scale of mixed-precision training."""
     return grad if batch.grad_scale is None else grad / batch.grad_scale
+
+
+def _before(tensor: Tensor) -> Tensor:
+    """The tensor as it is now: autograd must not find a value that it saved overwritten at the end."""
+    return tensor.clone() if torch.is_grad_enabled() else tensor
 
 
 def _allowed(batch: Batch, finite: Tensor, hyper: Hyper) -> Tensor | None:

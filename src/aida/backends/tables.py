@@ -28,9 +28,7 @@ def addresses(batch: Batch) -> list[int]:
     """Where everything lies now, row after row. Cheap, so that every step can see what moved."""
     found: list[int] = []
     address = torch.Tensor.data_ptr
-    for tensors in (
-        batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars, batch.steps, batch.skipped,
-    ):  # fmt: skip
+    for tensors in batch.tensor_lists():
         found.extend(map(address, tensors))
     return found
 
@@ -69,6 +67,16 @@ def same_layout(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     ]
 
 
+def keep_state_layout(batch: Batch) -> None:
+    """Lay the moments out as their parameters lie now: a model may turn channels-last after its first step."""
+    for p, *moments in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, strict=True):
+        for moment in moments:
+            if moment.stride() != p.stride():
+                moment.data = torch.empty_like(p, dtype=moment.dtype).copy_(moment)
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the tensor's elements fill one stretch of memory, in any order of dimensions."""
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return True  # the common case, ten times as fast to ask
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

@@ -1,0 +1,367 @@
+"""The Triton kernels of the fused CUDA path: reduce, collect, coefficients, apply.
+
+A program handles one chunk of one tensor (reduce, apply) or one tensor (collect, coefficients);
+which one, and where its tensors lie, it reads from the tables that triton.py keeps on the device.
+All tensors and all groups of a device and dtype share one launch of each kernel.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: Columns of a run's values: a contract with tables.VALUE_COLUMNS.
+LR = tl.constexpr(0)
+BETA1 = tl.constexpr(1)
+BETA2 = tl.constexpr(2)
+EPS = tl.constexpr(3)
+L2 = tl.constexpr(4)
+DECAY = tl.constexpr(5)
+XI = tl.constexpr(6)
+PROJECTIONS = tl.constexpr(7)
+CLIP_NORM = tl.constexpr(8)
+SIGN = tl.constexpr(9)
+SKIP = tl.constexpr(10)
+VALUES = tl.constexpr(11)
+
+#: Columns of a tensor's coefficients.
+CHANGE = tl.constexpr(0)
+GRAD_SCALE = tl.constexpr(1)
+RESIDUAL_M = tl.constexpr(2)
+RESIDUAL_G = tl.constexpr(3)
+STEPSIZE = tl.constexpr(4)
+SHRINK = tl.constexpr(5)
+COEFFICIENTS = tl.constexpr(6)
+
+CLIP_GUARD = tl.constexpr(1e-6)
+
+
+@triton.jit
+def _pointer(addresses, row, tensors, tensor, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    address = tl.load(addresses + row * tensors + tensor)
+    if ALIGNED:  # lets the compiler use 16-byte accesses; checked on the host
+        address = tl.multiple_of(address, 16)
+    return address.to(tl.pointer_type(dtype))
+
+
+@triton.jit
+def _grad_scale(amp_scale, values, HAS_AMP: tl.constexpr):
+    """What the raw gradient is multiplied with before clipping: -1 to maximize, 1/scale under AMP."""
+    scale = tl.load(values + SIGN)
+    if HAS_AMP:
+        scale = scale / tl.load(amp_scale).to(tl.float64)
+    return scale
+
+
+@triton.jit
+def _tile(pointer, offsets, left, MASKED: tl.constexpr):
+    # no mask over whole chunks: a mask the compiler knows nothing about would split the 16-byte loads
+    if MASKED:
+        return tl.load(pointer + offsets, mask=offsets < left, other=0)
+    return tl.load(pointer + offsets)
+
+
+@triton.jit
+def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointer + offsets, value, mask=offsets < left)
+    else:
+        tl.store(pointer + offsets, value)
+
+
+@triton.jit
+def _reduce_tile(
+    p, g, m, values, amp_scale, partial, chunk, chunks, left,
+    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    offsets = tl.arange(0, CHUNK)
+    state = m.dtype.element_ty
+    # to be kept in cache: apply reads both again
+    if MASKED:
+        m0 = tl.load(m + offsets, mask=offsets < left, other=0, eviction_policy="evict_last")
+        g0 = tl.load(g + offsets, mask=offsets < left, other=0, eviction_policy="evict_last").to(state)
+    else:
+        m0 = tl.load(m + offsets, eviction_policy="evict_last")
+        g0 = tl.load(g + offsets, eviction_policy="evict_last").to(state)
+    if GRAM:
+        # float64: the clipped products are differences of these
+        m64, g64 = m0.to(tl.float64), g0.to(tl.float64)
+        tl.store(partial + chunk, tl.sum(m64 * m64))
+        tl.store(partial + chunks + chunk, tl.sum(m64 * g64))
+        tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
+        if HAS_L2:
+            p64 = _tile(p, offsets, left, MASKED).to(tl.float64)
+            tl.store(partial + 3 * chunks + chunk, tl.sum(m64 * p64))
+            tl.store(partial + 4 * chunks + chunk, tl.sum(g64 * p64))
+            tl.store(partial + 5 * chunks + chunk, tl.sum(p64 * p64))
+    else:
+        g1 = g0 * _grad_scale(amp_scale, values, HAS_AMP).to(state)
+        if HAS_L2:
+            l2 = tl.load(values + L2)
+            if l2 != 0:  # groups without decay share the launch: their parameters need not be read
+                g1 += l2.to(state) * _tile(p, offsets, left, MASKED).to(state)
+        beta1 = tl.load(values + BETA1)
+        m1 = beta1.to(state) * m0 + (1 - beta1).to(state) * g1
+        tl.store(partial + chunk, tl.sum(m1 * g1))
+        tl.store(partial + chunks + chunk, tl.sum(m1 * m1))
+        tl.store(partial + 2 * chunks + chunk, tl.sum(g1 * g1))
+
+
+@triton.jit
+def _row_sum(partial, first, last, BLOCK: tl.constexpr):
+    """Partial sums first..last of one product, in float64 and always in the same order."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    offsets = tl.arange(0, BLOCK)
+    # while, not range: Triton's interpreter under NumPy 2.4 cannot count to a loaded number
+    start = first
+    while start < last:
+        # past the first-level cache, which may hold a line from before another program wrote to it
+        here = tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
+        total += here.to(tl.float64)
+        start += BLOCK
+    return tl.sum(total)
+
+
+@triton.jit
+def _is_finite(x):
+    return (x - x) == 0
+
+
+@triton.jit
+def _finish_scalars(
+    addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
+    scale, dot, mm, gg, raw_gg,
+    HAS_FOUND_INF: tl.constexpr,
+):  # fmt: skip
+    """All scalars of one tensor, in float64; advances its step, or counts that it sat this one out."""
+    # projections: the pair stays (alpha x, beta y), x and y changing places (rule.residual_coefficients)
+    xi = tl.load(values + XI)
+    projections = tl.load(values + PROJECTIONS).to(tl.int32)
+    alpha = dot * 0 + 1
+    beta = dot * 0 + 1
+    xx, yy = mm, gg
+    k = 0
+    while k < projections:
+        inner = alpha * beta * dot
+        next_alpha = inner / (beta * beta * yy + xi) * beta
+        beta = inner / (alpha * alpha * xx + xi) * alpha
+        alpha = next_alpha
+        swap = xx
+        xx = yy
+        yy = swap
+        k += 1
+    even = projections % 2 == 0
+
+    step_pointer = tl.load(addresses + 4 * tensors + tensor).to(tl.pointer_type(tl.float32))
+    step = tl.load(step_pointer)
+    t = (step + 1).to(tl.float64)
+    correction1 = 1 - tl.exp(t * tl.log(tl.load(values + BETA1)))
+    correction2 = 1 - tl.exp(t * tl.log(tl.load(values + BETA2)))
+    lr = tl.load(values + LR)
+    lr_kind = tl.load(lr_kinds + run)
+    if lr_kind == 1:
+        lr = tl.load(tl.load(lr_addresses + run).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if lr_kind == 2:
+        lr = tl.load(tl.load(lr_addresses + run).to(tl.pointer_type(tl.float64)))
+
+    bad = (tl.load(values + SKIP) != 0) & (_is_finite(raw_gg) == 0)
+    change = bad == 0
+    if HAS_FOUND_INF:
+        overflow = tl.load(found_inf) != 0
+        change = change & (overflow == 0)
+        bad = bad & (overflow == 0)  # GradScaler lets the whole step pass: not this tensor's doing
+    row = coefficients + tensor * COEFFICIENTS
+    tl.store(row + CHANGE, change.to(tl.float64))
+    tl.store(row + GRAD_SCALE, scale)
+    tl.store(row + RESIDUAL_M, tl.where(even, alpha, -beta))
+    tl.store(row + RESIDUAL_G, tl.where(even, -beta, alpha))
+    tl.store(row + STEPSIZE, lr * tl.sqrt(correction2) / correction1)
+    tl.store(row + SHRINK, 1 - lr * tl.load(values + DECAY))
+    tl.store(step_pointer, tl.where(change, step + 1, step))
+    skipped_pointer = tl.load(addresses + 5 * tensors + tensor).to(tl.pointer_type(tl.float32))
+    if bad:
+        tl.store(skipped_pointer, tl.load(skipped_pointer) + 1)
+
+
+@triton.jit
+def reduce_kernel(
+    addresses, tensors, sizes, run_of, tensor_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf,
+    partial, chunks, arrivals, coefficients,
+    PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr, ALIGNED: tl.constexpr, HAS_AMP: tl.constexpr,
+    HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One chunk's share of its tensor's inner products, into ``partial`` (products, chunks).
+
+    MERGED: nothing comes between the phases, so the program that finishes a tensor last makes its
+    coefficients here, which saves a launch.
+    """
+    if PDL:
+        gdc_launch_dependents()  # apply may start loading what this kernel does not write
+    chunk = tl.program_id(0)
+    tensor = tl.load(tensor_of + chunk)
+    first = tl.load(first_chunk + tensor)
+    start = (chunk - first).to(tl.int64) * CHUNK
+    left = tl.load(sizes + tensor) - start
+    run = tl.load(run_of + tensor)
+    mine = values + run * VALUES
+    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED) + start
+    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED) + start
+    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED) + start
+    if left >= CHUNK:
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, False)
+    else:
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, True)
+    if MERGED:
+        tl.debug_barrier()
+        last = tl.load(first_chunk + tensor + 1)
+        # acquire and release: whoever comes last sees what all others stored
+        if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
+            tl.store(arrivals + tensor, 0)
+            dot = _row_sum(partial, first, last, BLOCK)
+            mm = _row_sum(partial + chunks, first, last, BLOCK)
+            gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+            scale = _grad_scale(amp_scale, mine, HAS_AMP)
+            _finish_scalars(
+                addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
+                scale, dot, mm, gg, gg, HAS_FOUND_INF,
+            )  # fmt: skip
+
+
+@triton.jit
+def collect_kernel(
+    run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
+    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
+    tensor = tl.program_id(0)
+    first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
+    mine = values + tl.load(run_of + tensor) * VALUES
+    gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+    tl.store(finite + tensor, _is_finite(gg).to(tl.int32))
+    if GRAM:
+        tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
+        tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
+        tl.store(sums + 2 * tensors + tensor, gg)
+        if HAS_L2:
+            for k in tl.static_range(3, 6):
+                tl.store(sums + k * tensors + tensor, _row_sum(partial + k * chunks, first, last, BLOCK))
+        scale = _grad_scale(amp_scale, mine, HAS_AMP)
+        counts = tl.load(mine + CLIP_NORM) != 0
+        if tl.load(mine + SKIP) != 0:
+            counts = counts & _is_finite(gg)
+        # selected, not multiplied: 0 * NaN is NaN
+        tl.store(squared + tensor, tl.where(counts, scale * scale * gg, 0.0))
+
+
+@triton.jit
+def _products_after_clip(sums, tensor, tensors, values, scale, HAS_L2: tl.constexpr):
+    """<m, g>, |m|^2, |g|^2 of the clipped gradient: rule.rescaled_products."""
+    mm0, mg0, gg0 = tl.load(sums + tensor), tl.load(sums + tensors + tensor), tl.load(sums + 2 * tensors + tensor)
+    gg = scale * scale * gg0
+    mg = scale * mg0
+    if HAS_L2:
+        l2 = tl.load(values + L2)
+        gg += 2 * scale * l2 * tl.load(sums + 4 * tensors + tensor) + l2 * l2 * tl.load(sums + 5 * tensors + tensor)
+        mg += l2 * tl.load(sums + 3 * tensors + tensor)
+    beta1 = tl.load(values + BETA1)
+    rest = 1 - beta1
+    dot = beta1 * mg + rest * gg
+    mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
+    # below zero only by cancellation; NaN must stay NaN
+    return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
+
+
+@triton.jit
+def coefficients_kernel(
+    addresses, tensors, run_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf, partial, chunks,
+    sums, squared_norm, coefficients,
+    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The scalars of one tensor where something came between the phases."""
+    tensor = tl.program_id(0)
+    run = tl.load(run_of + tensor)
+    mine = values + run * VALUES
+    scale = _grad_scale(amp_scale, mine, HAS_AMP)
+    if GRAM:
+        raw_gg = tl.load(sums + 2 * tensors + tensor)
+        clip_norm = tl.load(mine + CLIP_NORM)
+        if clip_norm != 0:
+            clip = clip_norm / (tl.sqrt(tl.load(squared_norm).to(tl.float64)) + CLIP_GUARD)
+            scale = scale * tl.where(clip > 1.0, 1.0, clip)
+        dot, mm, gg = _products_after_clip(sums, tensor, tensors, mine, scale, HAS_L2)
+    else:
+        first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
+        dot = _row_sum(partial, first, last, BLOCK)
+        mm = _row_sum(partial + chunks, first, last, BLOCK)
+        gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+        raw_gg = gg
+    _finish_scalars(
+        addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
+        scale, dot, mm, gg, raw_gg, HAS_FOUND_INF,
+    )  # fmt: skip
+
+
+@triton.jit
+def _apply_tile(
+    p, g, m, v, values, row, left,
+    HAS_L2: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    offsets = tl.arange(0, CHUNK)
+    state = m.dtype.element_ty
+    # all loads before the first use, so that they are in flight together
+    g1 = _tile(g, offsets, left, MASKED).to(state)
+    m1 = _tile(m, offsets, left, MASKED)
+    p1 = _tile(p, offsets, left, MASKED).to(state)
+    v1 = _tile(v, offsets, left, MASKED)
+    if PDL:
+        gdc_wait()  # the coefficients are the one thing that the reduction writes
+    if tl.load(row + CHANGE) != 0:
+        g1 = g1 * tl.load(row + GRAD_SCALE).to(state)
+        if HAS_L2:
+            g1 += tl.load(values + L2).to(state) * p1
+
+        # moments
+        beta1 = tl.load(values + BETA1)
+        m1 = beta1.to(state) * m1 + (1 - beta1).to(state) * g1
+
+        # projections
+        residual = tl.load(row + RESIDUAL_M).to(state) * m1 + tl.load(row + RESIDUAL_G).to(state) * g1
+
+        # variance
+        beta2 = tl.load(values + BETA2)
+        v1 = beta2.to(state) * v1 + (1 - beta2).to(state) * (residual * residual) + tl.load(values + EPS).to(state)
+
+        # parameters
+        stepsize, shrink = tl.load(row + STEPSIZE).to(state), tl.load(row + SHRINK).to(state)
+        # float32: both to within 2 ulp; rounding them to the last bit cost 2 % of the step
+        p1 = p1 * shrink - stepsize * (m1 / tl.sqrt(v1))
+
+        _put(p, p1.to(p.dtype.element_ty), offsets, left, MASKED)
+        _put(m, m1, offsets, left, MASKED)
+        _put(v, v1, offsets, left, MASKED)
+
+
+@triton.jit
+def apply_kernel(
+    addresses, tensors, sizes, run_of, tensor_of, first_chunk, values, coefficients, chunks,
+    PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr, ALIGNED: tl.constexpr,
+    HAS_L2: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The new moments and parameters of one chunk."""
+    # backwards: what the reduction read last is still in cache
+    chunk = chunks - 1 - tl.program_id(0)
+    tensor = tl.load(tensor_of + chunk)
+    row = coefficients + tensor * COEFFICIENTS
+    start = (chunk - tl.load(first_chunk + tensor)).to(tl.int64) * CHUNK
+    left = tl.load(sizes + tensor) - start
+    mine = values + tl.load(run_of + tensor) * VALUES
+    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED) + start
+    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED) + start
+    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED) + start
+    v = _pointer(addresses, 3, tensors, tensor, STATE, ALIGNED) + start
+    if left >= CHUNK:
+        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CHUNK, False)
+    else:
+        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CHUNK, True)

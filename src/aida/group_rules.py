@@ -1,0 +1,154 @@
+"""What every optimizer here asks of a parameter group: the spelling of its keys, its values, its tensors.
+
+Every error names the value, the rule and the way out, and starts with torch's own words where
+torch.optim refuses the same thing, so that code which matches on those words keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+#: What can be updated, and where its state lives: float32 at least, so that bf16 and fp16 parameters
+#: train right (docs/numerics.md).
+STATE_DTYPES = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex128: torch.complex128,
+    torch.complex64: torch.complex64,
+    torch.complex32: torch.complex64,
+}
+
+#: Names other people give to the same thing.
+ALIASES = {
+    "K": "projections",
+    "k": "projections",
+    "num_projections": "projections",
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "wd": "weight_decay",
+    "beta": "betas",
+    "beta1": "betas",
+    "beta2": "betas",
+    "decoupled": "decoupled_weight_decay",
+    "weight_decouple": "decoupled_weight_decay",
+    "decouple_weight_decay": "decoupled_weight_decay",
+    "max_norm": "clip_norm",
+    "clip_grad_norm": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "nan": "nonfinite",
+}
+
+#: Keys that schedulers and frameworks add. The spelling check must not mistake them for ours.
+FOREIGN_KEYS = frozenset(
+    {
+        "params", "param_names", "name", "names", "initial_lr", "base_lr", "max_lr", "min_lr", "swa_lr",
+        "lr_scale", "lr_mult", "lr_multiplier", "wd_mult", "wd_scale", "wd_multiplier",
+        "weight_decay_mult", "weight_decay_scale", "initial_weight_decay", "base_weight_decay",
+        "base_momentum", "max_momentum", "initial_betas", "layer_id", "layer_name", "group_name",
+    }
+)  # fmt: skip
+
+#: Refuses a CUDA graph capture of groups that are not capturable. torch 2.13 renamed it, and warns at every call
+#: of the old name.
+check_capture: Callable[[Optimizer], None] = getattr(
+    Optimizer, "_accelerator_graph_capture_health_check", None
+) or getattr(Optimizer, "_cuda_graph_capture_health_check")  # noqa: B009
+
+
+def check_names(group: Mapping[str, Any], known: Sequence[str], owner: str) -> None:
+    """Refuse a key that is one of the known names misspelt; leave alone what others keep in a group."""
+    for key in group:
+        if key in known or key in FOREIGN_KEYS or not isinstance(key, str):
+            continue
+        meant: str | None = ALIASES.get(key)
+        if meant not in known:
+            meant = next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.85)), None)
+        if meant is not None:
+            raise ValueError(
+                f"parameter group key {key!r} is not a hyper-parameter of {owner} and would be ignored; "
+                f"did you mean {meant!r}? {owner} knows {', '.join(known)}"
+            )
+
+
+def check_param(p: Tensor, owner: str) -> None:
+    if p.dtype not in STATE_DTYPES:
+        raise TypeError(
+            f"{owner} updates floating-point and complex parameters, not {p.dtype} (shape {tuple(p.shape)}); "
+            "leave it out of the optimizer, or keep a float32 or bf16 master copy and optimize that"
+        )
+    if p.layout != torch.strided:
+        raise TypeError(f"{owner} updates dense parameters, not {p.layout} (shape {tuple(p.shape)})")
+
+
+def check_lr(group: Mapping[str, Any]) -> None:
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if group["foreach"] and not group["capturable"]:
+            raise ValueError(
+                "lr as a Tensor is not supported for capturable=False and foreach=True; "
+                "leave foreach=None, or set capturable=True"
+            )
+        if lr.numel() != 1:
+            raise ValueError(f"Tensor lr must be 1-element, not of shape {tuple(lr.shape)}")
+        if lr.is_cuda or traced():
+            return  # reading it would stop the device, or break the trace
+    if not is_finite(lr) or lr < 0:
+        raise ValueError(f"Invalid learning rate: {lr}; lr must be a finite number >= 0, AdamW's default is 1e-3")
+
+
+def check_betas(group: Mapping[str, Any], *, added: bool = True) -> None:
+    """``added``: the group is new. Later a scheduler that cycles momentum may put a float beside a tensor."""
+    try:
+        beta1, beta2 = betas = group["betas"]
+    except (TypeError, ValueError):
+        raise ValueError(f"betas={group['betas']!r} must be a pair (beta1, beta2), such as (0.9, 0.999)") from None
+    if added and isinstance(beta1, Tensor) != isinstance(beta2, Tensor):
+        raise ValueError(f"betas must be either both floats or both Tensors, not {betas!r}")
+    for index, beta in enumerate(betas):
+        if isinstance(beta, Tensor):
+            if group["foreach"] and not group["capturable"]:
+                raise ValueError(
+                    f"betas[{index}] as a Tensor is not supported for capturable=False and foreach=True; "
+                    "leave foreach=None, or set capturable=True"
+                )
+            if beta.numel() != 1:
+                raise ValueError(f"Tensor betas[{index}] must be 1-element, not of shape {tuple(beta.shape)}")
+            if beta.is_cuda or traced():
+                continue
+        if not is_finite(beta) or not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}; it must lie in [0, 1), such as 0.9")
+
+
+def check_eps(group: Mapping[str, Any]) -> None:
+    eps = group["eps"]
+    if not is_finite(eps) or eps < torch.finfo(torch.float32).tiny:
+        raise ValueError(
+            f"Invalid epsilon value: {eps}; eps must be a finite number > 0 that float32 can hold, because it is"
+            " all that keeps the stepsize of a weight without gradient finite; the paper uses 1e-8 to 1e-16"
+        )
+
+
+def check_weight_decay(group: Mapping[str, Any]) -> None:
+    weight_decay = group["weight_decay"]
+    if not is_finite(weight_decay) or weight_decay < 0:
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}; it must be a finite number >= 0, 0 turns it off")
+
+
+def is_finite(value: Any) -> bool:
+    try:  # detached: torch warns when a tensor that requires grad becomes a number
+        return math.isfinite(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def traced() -> bool:
+    return torch.compiler.is_compiling()
