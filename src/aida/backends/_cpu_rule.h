@@ -1,0 +1,54 @@
+/* The scalar laws of rule.py, under their names there. All in float64, a few numbers a tensor. */
+
+#include <math.h>
+#include <stdint.h>
+
+#define CLIP_GUARD 1e-6
+
+/* rule.Products and rule.Gram as columns of one table; |g|^2 has the same place in both. */
+enum { DOT, MM, GG };
+enum { GRAM_MM, GRAM_MG, GRAM_GG, GRAM_MP, GRAM_GP, GRAM_PP, SUMS };
+
+/* What clip_grad_norm_ of torch multiplies every gradient with. */
+static double clip_coefficient(double squared_norm, double clip_norm)
+{
+    const double coefficient = clip_norm / (sqrt(squared_norm) + CLIP_GUARD);
+    return coefficient > 1 ? 1 : coefficient;
+}
+
+/* Products of the layer whose gradient is scale * g + l2 * p. */
+static void rescaled_products(const double *gram, double scale, double beta1, double l2, double *products)
+{
+    const double gg = scale * scale * gram[GRAM_GG] + 2 * scale * l2 * gram[GRAM_GP] + l2 * l2 * gram[GRAM_PP];
+    const double mg = scale * gram[GRAM_MG] + l2 * gram[GRAM_MP];
+    const double rest = 1 - beta1;
+    const double mm = beta1 * beta1 * gram[GRAM_MM] + 2 * beta1 * rest * mg + rest * rest * gg;
+    products[DOT] = beta1 * mg + rest * gg;
+    /* a sum of squares that cancels to below zero would turn into a negative length; NaN stays NaN */
+    products[MM] = mm < 0 ? 0 : mm;
+    products[GG] = gg < 0 ? 0 : gg;
+}
+
+/* Coefficients with m^(K) - g^(K) = a * m + b * g. */
+static void residual_coefficients(const double *products, int64_t projections, double xi, double *a, double *b)
+{
+    double alpha = 1, beta = 1, xx = products[MM], yy = products[GG];
+    for (int64_t k = 0; k < projections; k++) {
+        const double inner = alpha * beta * products[DOT];
+        const double from_y = inner / (beta * beta * yy + xi) * beta;
+        const double from_x = inner / (alpha * alpha * xx + xi) * alpha;
+        const double swap = xx;
+        alpha = from_y;
+        beta = from_x;
+        xx = yy;
+        yy = swap;
+    }
+    *a = projections % 2 == 0 ? alpha : -beta;
+    *b = projections % 2 == 0 ? -beta : alpha;
+}
+
+/* The step counted from 1. */
+static double bias_correction(double beta, double step)
+{
+    return 1 - pow(beta, step);
+}
