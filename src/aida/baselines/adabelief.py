@@ -1,0 +1,136 @@
+"""AdaBelief, and AdaBelief*: the same without eps in the stored variance.
+
+AdaBelief is version 0.0.5 of its authors' code, the one behind the published figures, and the rule of
+its paper: eps both in the stored variance and outside the root. AdaBelief* is the Aida paper's probe
+of what the inner eps is good for.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from aida.baselines.adam_like import AdamLike, descend, descend_foreach
+from aida.catalog import AIDA_PAPER, Entry, Paper
+from aida.readings import Group, both_eps, outer_eps
+from aida.settings import across, adaptive, decades
+
+
+class AdaBelief(AdamLike):
+    """Adam whose variance is that of the gradient around its running mean; arguments as :class:`AdamLike`'s.
+
+    With gradient ``g``::
+
+        m = beta1 * m + (1 - beta1) * g
+        s = beta2 * s + (1 - beta2) * (g - m)**2 + eps
+        p = p - lr * (m / (1 - beta1**t)) / (sqrt(s / (1 - beta2**t)) + eps)
+    """
+
+    moments = ("exp_avg", "exp_avg_var")
+    #: Whether eps enters the stored variance.
+    inner_eps: ClassVar[bool] = True
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avg, exp_avg_var = state["exp_avg"], state["exp_avg_var"]
+
+        # moments
+        exp_avg.lerp_(grad, 1 - beta1)
+
+        # variance
+        residual = grad - exp_avg
+        exp_avg_var.mul_(beta2).addcmul_(residual, residual, value=1 - beta2)
+        if self.inner_eps:
+            exp_avg_var.add_(group["eps"])
+
+        # parameters
+        descend(param, exp_avg, exp_avg_var, state["step"], group)
+
+    def update_foreach(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avgs, exp_avg_vars = state["exp_avg"], state["exp_avg_var"]
+
+        # moments
+        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+
+        # variance
+        residuals = torch._foreach_sub(grads, exp_avgs)
+        torch._foreach_mul_(exp_avg_vars, beta2)
+        torch._foreach_addcmul_(exp_avg_vars, residuals, residuals, value=1 - beta2)
+        if self.inner_eps:
+            torch._foreach_add_(exp_avg_vars, group["eps"])
+
+        # parameters
+        descend_foreach(params, exp_avgs, exp_avg_vars, state["step"], group)
+
+
+class AdaBeliefStar(AdaBelief):
+    """AdaBelief without eps in the stored variance (appendix A of the Aida paper); arguments as there."""
+
+    inner_eps = False
+
+
+ENTRIES = [
+    Entry(
+        name="adabelief",
+        title="AdaBelief",
+        optimizer=AdaBelief,
+        paper=Paper(
+            "J. Zhuang, T. Tang, Y. Ding, S. Tatikonda, N. Dvornek, X. Papademetris, J. S. Duncan",
+            "AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients",
+            2020,
+            "2010.07468",
+        ),
+        rule="s = beta2 s + (1 - beta2)(g - m)^2 + eps; p -= lr m^ / (sqrt(s^) + eps)",
+        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        reading=both_eps("exp_avg_var"),
+        tuned=adaptive(
+            {
+                "wgan": {"eps": 1e-12},
+                "imagenet": {
+                    "lr": 1e-3,
+                    "betas": (0.9, 0.999),
+                    "weight_decay": 1e-2,
+                    "decoupled_weight_decay": True,
+                },
+                "digits": {"eps": 1e-8},
+            }
+        ),
+        searched=across(
+            {
+                "cifar": {"eps": (1e-8, 1e-9)},
+                "lstm": {"lr": (0.01, 0.001), "eps": decades(-8, -16, -2)},
+                "transformer": {"eps": decades(-8, -16, -2)},
+                "imagenet": {"eps": (1e-8, 1e-9, 1e-10)},
+            }
+        ),
+        notes=(
+            "Version 0.0.5 of the authors' code, the one behind the published figures: L2, no rectification. Versions "
+            "from 0.1.0 on default to eps 1e-16, decoupled decay and RAdam's rectification."
+        ),
+    ),
+    Entry(
+        name="adabelief-star",
+        title="AdaBelief*",
+        optimizer=AdaBeliefStar,
+        paper=AIDA_PAPER,
+        rule="s = beta2 s + (1 - beta2)(g - m)^2; p -= lr m^ / (sqrt(s^) + eps)",
+        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        reading=outer_eps("exp_avg_var"),
+        tuned=across(
+            {
+                "vgg11-cifar10": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 5e-4},
+                "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+            }
+        ),
+        searched=across({"vgg11-cifar10": {"eps": decades(-2, -8)}}),
+        notes=(
+            "Appendix A of the Aida paper: AdaBelief without eps in the stored variance; in its figures only. Their "
+            "weight decay is not stated: taken to be that of the CIFAR table."
+        ),
+    ),
+]

@@ -1,0 +1,185 @@
+"""AdaBound: Adam whose stepsizes are clamped between bounds that close in on one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from aida.baselines.contract import Baseline, check_positive, counted, learning_rate, per_tensor
+from aida.catalog import Entry, Paper
+from aida.readings import Group, Reading, decay_in_words, exact
+from aida.settings import across, adaptive, decades
+
+
+class AdaBound(Baseline):
+    """Adam at first, SGD with momentum and rate ``final_lr`` in the end.
+
+    With gradient ``g`` and ``f = final_lr * lr / base_lr``::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        a = lr * sqrt(1 - beta2**t) / (1 - beta1**t) / (sqrt(v) + eps)
+        p = p - clamp(a, f * (1 - 1 / (gamma * t + 1)), f * (1 + 1 / (gamma * t))) * m
+
+    Args:
+        final_lr: where the bounds meet.
+        gamma: how fast they do.
+        base_lr: the lr that ``final_lr`` belongs to, so that a schedule moves both alike; None takes
+            the lr a group has when it is added, and remembers it in the group.
+        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+    """
+
+    moments = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        final_lr: float = 0.1,
+        gamma: float = 1e-3,
+        base_lr: float | None = None,
+        decoupled_weight_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "final_lr": final_lr,
+            "gamma": gamma, "base_lr": base_lr, "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize, "foreach": foreach, "capturable": capturable,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        check_positive(group, "final_lr", "it is the rate of the SGD that AdaBound ends as; the authors use 0.1")
+        check_positive(group, "gamma", "it says how fast the bounds close; the authors use 1e-3")
+        start = {"base_lr": float(group["lr"])} if group["base_lr"] is None else group
+        check_positive(start, "base_lr", "final_lr follows lr / base_lr; give base_lr where lr starts at 0")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if group["base_lr"] is None:
+            group["base_lr"] = float(group["lr"])
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+        stepsize, lower, upper = _scalars(state["step"], group, param.dtype)
+
+        # moments
+        exp_avg.lerp_(grad, 1 - beta1)
+
+        # variance
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+
+        # parameters
+        factor = exp_avg_sq.sqrt().add_(group["eps"]).reciprocal_().mul_(stepsize).clamp_(lower, upper)
+        param.sub_(factor.mul_(exp_avg))
+
+    def update_foreach(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
+        stepsizes, lowers, uppers = _scalars(state["step"], group, params[0].dtype)
+
+        # moments
+        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+
+        # variance
+        torch._foreach_mul_(exp_avg_sqs, beta2)
+        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
+
+        # parameters
+        factors = torch._foreach_sqrt(exp_avg_sqs)
+        torch._foreach_add_(factors, group["eps"])
+        torch._foreach_reciprocal_(factors)
+        torch._foreach_mul_(factors, stepsizes)
+        torch._foreach_clamp_min_(factors, lowers)
+        torch._foreach_clamp_max_(factors, uppers)
+        torch._foreach_mul_(factors, exp_avgs)
+        torch._foreach_sub_(params, factors)
+
+
+def bounds(t: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Lower and upper bound of the factor of m, relative to the learning rate."""
+    final = group["final_lr"] / group["base_lr"]
+    gamma = group["gamma"]
+    return final * (1 - 1 / (gamma * t + 1)), final * (1 + 1 / (gamma * t))
+
+
+def _scalars(step: Tensor | list[Tensor], group: Group, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    beta1, beta2 = group["betas"]
+    t = counted(step)
+    lr = learning_rate(group)
+    lower, upper = bounds(t, group)
+    stepsize = lr * (1 - beta2**t).sqrt() / (1 - beta1**t)
+    return per_tensor(stepsize, dtype), per_tensor(lr * lower, dtype), per_tensor(lr * upper, dtype)
+
+
+def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
+    t = exact(step)
+    beta1, beta2 = group["betas"]
+    # the clamped factor multiplies m: times 1 - beta1**t it multiplies m / (1 - beta1**t)
+    lower, upper = ((bound * (1 - beta1**t)).to(chunks[0]) for bound in bounds(t, group))
+    return chunks[0].sqrt().add_(group["eps"]).reciprocal_().mul_((1 - beta2**t).sqrt()).clamp_(lower, upper)
+
+
+def _bound(group: Group) -> float:
+    final = group["final_lr"] / group["base_lr"]
+    # (1 - beta1**t) / t falls with t, so the upper bound times 1 - beta1**t stays below its value for t = 1
+    widest = final * (1 + (1 - group["betas"][0]) / group["gamma"])
+    return float(min(widest, max(final, 1 / group["eps"])))
+
+
+ENTRIES = [
+    Entry(
+        name="adabound",
+        title="AdaBound",
+        optimizer=AdaBound,
+        paper=Paper(
+            "L. Luo, Y. Xiong, Y. Liu, X. Sun",
+            "Adaptive Gradient Methods with Dynamic Bound of Learning Rate",
+            2019,
+            "1902.09843",
+        ),
+        rule=(
+            "p -= clamp(lr sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v) + eps), "
+            "f (1 - 1 / (gamma t + 1)), f (1 + 1 / (gamma t))) m, f = final_lr lr / base_lr"
+        ),
+        defaults={
+            "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "final_lr": 0.1, "gamma": 1e-3,
+        },
+        reading=Reading(
+            about="the clamped factor of m, divided by lr / (1 - beta1**t)",
+            eps="outside: added to the root of the second moment, before bias correction and clamping",
+            weight_decay=decay_in_words,
+            keys=lambda group: ("exp_avg_sq",),
+            stepsize=_stepsize,
+            bound=_bound,
+        ),
+        tuned=adaptive({family: {"gamma": 1e-3} for family in ("cifar", "lstm", "transformer", "wgan")}),
+        searched=across(
+            {
+                "cifar": {"eps": decades(-2, -8), "final_lr": (0.1, 0.01)},
+                "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2), "final_lr": (0.1, 3.0, 30.0)},
+                "transformer": {"eps": decades(-6, -12), "final_lr": (0.1, 0.01, 0.001)},
+                "wgan": {"eps": decades(-2, -10, -2), "final_lr": (0.1, 0.01)},
+            }
+        ),
+        notes=(
+            "Version 0.0.5 of the authors' code. Its base_lr is kept by the optimizer object and lost in a checkpoint; "
+            "here it lies in the group, and is saved."
+        ),
+    ),
+]  # fmt: skip

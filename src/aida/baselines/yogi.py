@@ -1,0 +1,125 @@
+"""Yogi: a second moment that moves by additive steps, so that it cannot fall fast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from aida.baselines.adam_like import descend, descend_foreach
+from aida.baselines.contract import Baseline
+from aida.catalog import Entry, Paper
+from aida.group_rules import is_finite
+from aida.readings import Group, outer_eps
+from aida.settings import across, adaptive, decades
+
+
+class Yogi(Baseline):
+    """Adam whose second moment changes by at most ``(1 - beta2) * g**2``.
+
+    With gradient ``g``::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = v - (1 - beta2) * sign(v - g**2) * g**2
+        p = p - lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + eps)
+
+    Args:
+        initial_accumulator: what m and v start from.
+        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+    """
+
+    moments = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-3,
+        weight_decay: float = 0.0,
+        *,
+        initial_accumulator: float = 1e-6,
+        decoupled_weight_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "initial_accumulator": initial_accumulator, "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize, "foreach": foreach, "capturable": capturable,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        start = group["initial_accumulator"]
+        if not is_finite(start) or start < 0:
+            raise ValueError(f"initial_accumulator={start!r} must be a finite number >= 0; the authors use 1e-6")
+
+    def initial_value(self, group: Group) -> float:
+        return float(group["initial_accumulator"])
+
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+
+        # moments
+        exp_avg.lerp_(grad, 1 - beta1)
+
+        # variance
+        squared = grad * grad
+        exp_avg_sq.addcmul_((exp_avg_sq - squared).sign_(), squared, value=beta2 - 1)
+
+        # parameters
+        descend(param, exp_avg, exp_avg_sq, state["step"], group)
+
+    def update_foreach(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
+
+        # moments
+        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+
+        # variance
+        squared = torch._foreach_mul(grads, grads)
+        signs = torch._foreach_sub(exp_avg_sqs, squared)
+        torch._foreach_sign_(signs)
+        torch._foreach_addcmul_(exp_avg_sqs, signs, squared, value=beta2 - 1)
+
+        # parameters
+        descend_foreach(params, exp_avgs, exp_avg_sqs, state["step"], group)
+
+
+ENTRIES = [
+    Entry(
+        name="yogi",
+        title="Yogi",
+        optimizer=Yogi,
+        paper=Paper(
+            "M. Zaheer, S. J. Reddi, D. Sachan, S. Kale, S. Kumar",
+            "Adaptive Methods for Nonconvex Optimization",
+            2018,
+        ),
+        rule="v -= (1 - beta2) sign(v - g^2) g^2; p -= lr m^ / (sqrt(v^) + eps)",
+        defaults={
+            "lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6,
+        },
+        reading=outer_eps("exp_avg_sq"),
+        tuned=adaptive({"digits": {"eps": 1e-3}}),
+        searched=across(
+            {
+                "cifar": {"eps": (1e-1, 1e-2, 1e-3)},
+                "lstm": {"lr": (0.01, 0.001), "eps": decades(-2, -5)},
+                "transformer": {"eps": decades(-2, -8)},
+                "wgan": {"eps": decades(-2, -5)},
+            }
+        ),
+        notes=(
+            "As in the comparison's code, both moments start from 1e-6 and are bias-corrected as Adam's are; the "
+            "paper's listing leaves the correction out. initial_accumulator=0 starts from zero."
+        ),
+    ),
+]  # fmt: skip

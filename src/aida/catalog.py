@@ -1,0 +1,156 @@
+"""Every optimizer of the comparison by name, with its paper, its rule, its values and its stepsizes.
+
+A baseline is one file in ``aida.baselines`` that ends in ``ENTRIES``; it is found there and needs no
+other registration. The files are imported when the catalog is first asked for, not before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from aida.optimizer import Aida
+from aida.readings import Reading, inner_eps
+from aida.settings import Values, across
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    authors: str
+    title: str
+    year: int
+    #: Identifier at arxiv.org; None where the paper is not there.
+    arxiv: str | None = None
+
+    def __str__(self) -> str:
+        where = f", arXiv:{self.arxiv}" if self.arxiv else ""
+        return f"{self.authors}: {self.title} ({self.year}{where})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer of the catalog."""
+
+    #: What the command line calls it.
+    name: str
+    #: What a table or a figure calls it.
+    title: str
+    optimizer: type[Optimizer]
+    paper: Paper
+    #: The update in one line; t counts from 1, m^ and v^ are bias-corrected.
+    rule: str
+    #: What :meth:`build` uses where nothing else is said.
+    defaults: Values
+    #: How the adaptive stepsizes are read out of the state.
+    reading: Reading
+    #: Values the paper's appendix fixes, by experiment.
+    tuned: Mapping[str, Values] = field(default_factory=lambda: across({}))
+    #: Sets the paper's appendix searched, by experiment; together with ``tuned`` they make its tables.
+    searched: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=lambda: across({}))
+    #: How it differs from torch's version, or from the code behind the published comparison.
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "defaults", MappingProxyType(dict(self.defaults)))
+
+    def build(self, params: ParamsT, **hyper: Any) -> Optimizer:
+        """The optimizer over ``params``; a name it does not have is a TypeError, as for any constructor."""
+        return self.optimizer(params, **{**self.defaults, **hyper})
+
+
+AIDA_PAPER = Paper(
+    "G. Zhang, K. Niwa, W. B. Kleijn",
+    "A DNN Optimizer that Improves over AdaBelief by Suppression of the Adaptive Stepsize Range",
+    2022,
+    "2203.13273",
+)
+
+AIDA = Entry(
+    name="aida",
+    title="Aida",
+    optimizer=Aida,
+    paper=AIDA_PAPER,
+    rule="v = beta2 v + (1 - beta2)(m' - g')^2 + eps; p -= lr m^ / sqrt(v^), m' and g' the mutually projected m and g",
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "projections": 2, "xi": 1e-20},
+    reading=inner_eps("exp_avg_var"),
+    tuned=across(
+        {
+            "cifar": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-9, "weight_decay": 5e-4},
+            "lstm": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 1.2e-6},
+            "transformer": {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-16, "weight_decay": 0.0},
+            "wgan": {"lr": 2e-4, "betas": (0.5, 0.999), "eps": 1e-12, "weight_decay": 0.0},
+            "imagenet": {
+                "lr": 1e-3,
+                "betas": (0.9, 0.999),
+                "eps": 1e-9,
+                "weight_decay": 1e-2,
+                "decoupled_weight_decay": True,
+            },
+            "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        }
+    ),
+    notes=(
+        "The tuned values are those of projections=2. With projections=1 the paper's CIFAR runs use eps 1e-8; its "
+        "figures use 1e-8 for both. Its ImageNet weight decay is read as decoupled: 1e-2 of L2 would be implausible."
+    ),
+)
+
+
+@cache
+def catalog() -> Mapping[str, Entry]:
+    """All entries by name: Aida first, then by the year of the paper."""
+    import aida.baselines
+
+    rivals: list[Entry] = []
+    for module in pkgutil.iter_modules(aida.baselines.__path__):
+        rivals += getattr(importlib.import_module(f"aida.baselines.{module.name}"), "ENTRIES", ())
+    rivals.sort(key=lambda entry: entry.paper.year)
+    entries: dict[str, Entry] = {}
+    for entry in (AIDA, *rivals):
+        if entry.name in entries:
+            raise ValueError(f"two entries of the catalog are called {entry.name!r}; names must differ")
+        entries[entry.name] = entry
+    return MappingProxyType(entries)
+
+
+def find(name: str) -> Entry:
+    """The entry of that name; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``."""
+    entries = catalog()
+    wanted = name.strip().lower().replace("_", "-")
+    for entry in entries.values():
+        if wanted in (entry.name, entry.title.lower()):
+            return entry
+    close = difflib.get_close_matches(wanted, entries, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise LookupError(f"no optimizer is called {name!r}; {hint}known are {', '.join(entries)}")
+
+
+def reading_for(optimizer: Optimizer) -> Reading:
+    """How to read the stepsizes of this optimizer: one of the catalog, or of torch's own that are known."""
+    known = _readings()
+    for kind in type(optimizer).__mro__:
+        if kind in known:
+            return known[kind]
+    names = sorted({f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in known})
+    raise TypeError(
+        f"no reading of {type(optimizer).__name__}'s stepsizes is known; known are {', '.join(names)}. For another "
+        "optimizer hand over an aida.readings.Reading of your own"
+    )
+
+
+@cache
+def _readings() -> Mapping[type, Reading]:
+    from aida.baselines.torch_native import OTHER_READINGS
+
+    return {**OTHER_READINGS, **{entry.optimizer: entry.reading for entry in catalog().values()}}
