@@ -1,0 +1,98 @@
+"""What an optimizer will do with each of its groups, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aida.backends.choice import kind_of
+from aida.catalog import catalog, reading_for
+from aida.hyper import from_group
+from aida.optimizer import Aida
+from aida.readings import Group
+
+
+def explain(optimizer: Optimizer, *, show: bool = True) -> str:
+    """Say, and print, for each group: the stepsize and its bound, where eps sits, which path runs, what decay means."""
+    reading = reading_for(optimizer)
+    lines = []
+    for index, group in enumerate(optimizer.param_groups):
+        elements = sum(p.numel() for p in group["params"])
+        bound = reading.bound(group)
+        lines += [
+            f"{method_of(optimizer)}, group {index}: {_counted(len(group['params']), 'tensor')}, {elements:,} elements",
+            f"  values        {_values(group)}",
+            f"  stepsize      {reading.about}",
+            f"  its bound     {'no finite one is known' if bound is None else f'{bound:.4g}'}",
+            f"  eps           {reading.eps}",
+            f"  weight decay  {reading.weight_decay(group)}",
+            f"  path          {_path(optimizer, group)}",
+        ]
+    text = "\n".join(lines)
+    if show:
+        print(text)
+    return text
+
+
+def method_of(optimizer: Optimizer) -> str:
+    """What a table calls the optimizer; its class where it is not in the catalog."""
+    for entry in catalog().values():
+        if type(optimizer) is entry.optimizer:
+            return entry.title
+    return type(optimizer).__name__
+
+
+def hyper_values(group: Group) -> Iterator[tuple[str, Any]]:
+    """The hyper-parameters of a group: no tensors of parameters, no names, no flags that only choose a path."""
+    beside = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+    for key, value in group.items():
+        if key not in beside and _is_plain(value):
+            yield key, value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _values(group: Group) -> str:
+    return ", ".join(f"{key} {_short(value)}" for key, value in hyper_values(group) if value is not None)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_short, value)) + ")"
+    if isinstance(value, Tensor):
+        return "in a tensor" if value.device.type != "cpu" else f"{value.item():g}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
+    if not isinstance(optimizer, Aida):
+        return _flags(group)
+    kinds: dict[str, int] = {}
+    hyper = from_group(group)
+    for p in group["params"]:
+        # a gradient that is not there yet is taken to be like the parameter
+        kind = kind_of(p, p if p.grad is None else p.grad, group, hyper)
+        label = f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}"
+        kinds[label] = kinds.get(label, 0) + 1
+    return "; ".join(f"{label} ({_counted(number, 'tensor')})" for label, number in kinds.items())
+
+
+def _flags(group: Group) -> str:
+    if group.get("fused"):
+        return "fused (asked for)"
+    if group.get("foreach") is not None:
+        return "foreach (asked for)" if group["foreach"] else "one tensor at a time (asked for)"
+    return "foreach on an accelerator, one tensor at a time on a CPU (foreach=None)"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,213 @@
+"""The probe: attached to an optimizer, it measures now and then and hands records to a sink."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aida.catalog import reading_for
+from aida.optimizer import Aida
+from aida.readings import Reading
+from aida.stepsizes.counters import StepCounters
+from aida.stepsizes.explanation import hyper_values, method_of
+from aida.stepsizes.pieces import HostCopy, Slot, own_shard
+from aida.stepsizes.reader import Layer, Statistics, blocks
+from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
+from aida.stepsizes.scales import LayerScales, ScaleReader
+
+
+class StepsizeProbe:
+    """Measures an optimizer's stepsizes after every ``every``-th step and hands the records to a sink.
+
+    Attaches itself to the optimizer; nothing else in a training loop changes, and the run's numbers
+    do not: the state is only read, and no random number is drawn. Statistics are computed on the
+    parameters' device over pieces of at most 4 million elements, and brought to the host in one copy;
+    two where the step counters lie on the device and are not what they should be: at first, and after
+    a skipped step.
+
+    Hooks do not run while a CUDA graph is replayed or inside a compiled step: call :meth:`measure`
+    between the replays.
+
+    An optimizer without stepsizes of its own (SGD, Fromage) gives no records. Of a sharded tensor
+    (DTensor) each rank measures its own shard.
+
+    Args:
+        optimizer: one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
+        named_parameters: the layers to measure and their names; those the optimizer does not have
+            (yet) are left out (until then).
+        every: measure after each step whose number is a multiple of this.
+        sink: called with one :class:`LayerStepsizes` a layer, then with one :class:`AcrossLayers`.
+        quantiles: levels between 0 and 1.
+        weights_only: leave out tensors of fewer than two dimensions: biases and the gains of norms.
+        reading: how to read the stepsizes, for an optimizer the catalog does not know.
+        start: the number of steps taken before, for a run that goes on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        every: int = 100,
+        sink: Callable[[Record], object] | None = None,
+        *,
+        quantiles: Sequence[float] = (0.01, 0.25, 0.5, 0.75, 0.99),
+        weights_only: bool = False,
+        reading: Reading | None = None,
+        start: int = 0,
+    ) -> None:
+        if isinstance(every, bool) or operator.index(every) < 1:
+            raise ValueError(f"every={every!r} must be an integer >= 1, such as 100")
+        if not all(0 <= level <= 1 for level in quantiles):
+            raise ValueError(f"quantiles={tuple(quantiles)!r} must lie between 0 and 1; the median is 0.5")
+        self._names = _named(named_parameters, weights_only)
+        self._optimizer = optimizer
+        self._reading = reading or reading_for(optimizer)
+        self._method = method_of(optimizer)
+        self._sink = sink
+        self._quantiles = tuple(quantiles)
+        self._counters = StepCounters(optimizer)
+        self.every = every
+        #: Steps of the optimizer so far.
+        self.step = start
+        #: The latest measurement; None before the first.
+        self.last: Measurement | None = None
+        self._handle = optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return  # a recorded step is not one that happens now
+        self.step += 1
+        if self.step % self.every == 0:
+            self.measure()
+
+    @torch.no_grad()
+    def measure(self, step: int | None = None) -> Measurement | None:
+        """Measure now, and call the records those of ``step``; None where there is nothing to measure.
+
+        For Aida the cosine and the scales are those of the last step, whose gradients must still be
+        in place and whose lr must not have been changed yet.
+        """
+        self.step = self.step if step is None else step
+        records, right = self._read()
+        if not right:  # a step was skipped, or taken while no hook looked; now the counters are known
+            records, _ = self._read()
+        if not records:
+            return None
+        self.last = Measurement(records, summarise(records))
+        if self._sink is not None:
+            for record in records:
+                self._sink(record)
+            self._sink(self.last.across)
+        return self.last
+
+    def close(self) -> None:
+        """Detach from the optimizer."""
+        self._handle.remove()
+
+    def __enter__(self) -> StepsizeProbe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> tuple[tuple[LayerStepsizes, ...], bool]:
+        """The records of all layers, and whether they rest on the right step counters."""
+        copy = HostCopy()
+        places = self._places()
+        steps = self._counters.guess(list(places), self.step)
+        self._counters.watch(list(places), copy)
+        groups = self._optimizer.param_groups
+        # Aida makes the state of a tensor even where it then skips the step: no stepsize yet
+        layers = [Layer(self._names[p], p, i, groups[i], steps[p]) for p, i in places.items() if steps[p] >= 1]
+        scales = ScaleReader(self._optimizer, copy) if isinstance(self._optimizer, Aida) else None
+        slots = [_hyper_slots(group, copy) for group in groups]
+        found = blocks(layers, self._optimizer, self._reading, self._quantiles, copy)
+        for block in found:
+            block.read(scales)
+        copy.fetch()
+        if not self._counters.confirm(steps, self.step):
+            return (), False
+        hypers = [{key: _on_host(value) for key, value in group.items()} for group in slots]
+        projected = {} if scales is None else scales.scales()
+        records = {
+            layer.param: self._record(layer, block.statistics(row), hypers[layer.index], projected.get(layer.param))
+            for block in found
+            for row, layer in enumerate(block.layers)
+        }
+        return tuple(records[layer.param] for layer in layers), True
+
+    def _places(self) -> dict[Tensor, int]:
+        """The named parameters that have a state, and the groups they are in."""
+        if self._reading.stepsize is None:
+            return {}
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        where = {p: i for i, group in enumerate(groups) for p in group["params"]}
+        return {
+            p: where[p]
+            for p in self._names
+            if p in where
+            and p in state
+            and all(key in state[p] for key in ("step", *self._reading.keys(groups[where[p]])))
+            and own_shard(p).numel()
+        }
+
+    def _record(
+        self, layer: Layer, found: Statistics, hyper: Mapping[str, Any], scales: LayerScales | None
+    ) -> LayerStepsizes:
+        return LayerStepsizes(
+            step=self.step,
+            layer=layer.name,
+            method=self._method,
+            group=layer.index,
+            shape=tuple(layer.param.shape),
+            elements=found.elements,
+            mean=found.mean,
+            std=found.std,
+            min=found.min,
+            max=found.max,
+            quantiles=found.quantiles,
+            bound=found.bound,
+            at_bound=found.at_bound,
+            cosine=None if scales is None else scales.cosine,
+            scale_m=None if scales is None else scales.of_m,
+            scale_g=None if scales is None else scales.of_g,
+            hyper=hyper,
+        )
+
+
+def _named(named_parameters: Iterable[tuple[str, Tensor]], weights_only: bool) -> dict[Tensor, str]:
+    named = list(named_parameters)
+    for entry in named:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise TypeError(
+                f"named_parameters must be pairs of a name and a tensor, not {type(entry).__name__}; "
+                "hand over model.named_parameters()"
+            )
+    if not named:
+        raise ValueError("named_parameters is empty: a generator is used up once; call model.named_parameters() anew")
+    return {p: name for name, p in named if not weights_only or p.ndim >= 2}
+
+
+def _hyper_slots(group: Mapping[str, Any], copy: HostCopy) -> dict[str, Any]:
+    """The group's hyper-parameters, with a slot for each that lies in a tensor."""
+
+    def slotted(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(slotted, value))
+        return copy.add(value.reshape(())) if isinstance(value, Tensor) else value
+
+    return {key: slotted(value) for key, value in hyper_values(group)}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return value.value if isinstance(value, Slot) else value

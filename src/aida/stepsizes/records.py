@@ -1,0 +1,68 @@
+"""What a measurement says: one record a layer, and one across the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerStepsizes:
+    """The adaptive stepsizes of one layer (one parameter tensor) after one step."""
+
+    step: int
+    layer: str
+    method: str
+    group: int  #: index of the parameter group
+    shape: tuple[int, ...]
+    elements: int
+    mean: float
+    std: float  #: over all elements, divided by their number
+    min: float
+    max: float
+    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes.histogram)
+    quantiles: tuple[tuple[float, float], ...]
+    bound: float | None  #: what no stepsize of the layer can exceed, where that is known
+    at_bound: float | None  #: share of the elements at 0.99 of the bound or above
+    cosine: float | None  #: of momentum and gradient; Aida only
+    scale_m: float | None  #: the paper's gamma: what is left of m after the projections; Aida only
+    scale_g: float | None  #: the paper's beta: what is left of g; Aida only
+    hyper: Mapping[str, Any]  #: the group's values: lr, betas, eps and whatever else it has
+
+
+@dataclass(frozen=True)
+class AcrossLayers:
+    """What the layers say together; closes each measurement."""
+
+    step: int
+    method: str
+    layers: int
+    elements: int
+    spread: float  #: largest layer mean over smallest: the paper's range of layerwise averages
+    at_bound: float | None  #: share of all elements at 0.99 of their bound or above
+
+
+Record = LayerStepsizes | AcrossLayers
+
+
+@dataclass(frozen=True)
+class Measurement:
+    layers: tuple[LayerStepsizes, ...]
+    across: AcrossLayers
+
+
+def summarise(layers: Sequence[LayerStepsizes]) -> AcrossLayers:
+    """The spread and the share at the bound over the layers of one measurement."""
+    means = [layer.mean for layer in layers]
+    bounded = [layer for layer in layers if layer.at_bound is not None]
+    at_bound = sum(layer.at_bound * layer.elements for layer in bounded if layer.at_bound is not None)
+    return AcrossLayers(
+        step=layers[0].step,
+        method=layers[0].method,
+        layers=len(layers),
+        elements=sum(layer.elements for layer in layers),
+        spread=max(means) / min(means) if min(means) > 0 else math.inf,
+        at_bound=at_bound / sum(layer.elements for layer in bounded) if bounded else None,
+    )

@@ -1,0 +1,154 @@
+"""Where stepsize records go. A sink is any callable that takes a record; ``some_list.append`` is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Record
+
+#: Fields that JSON keeps as lists and a record as tuples.
+_TUPLES = ("shape", "quantiles")
+
+
+class JsonLines:
+    """Appends one line a record to a file, and flushes it when a measurement is complete.
+
+    A file left unfinished by a crash is continued on a new line, so that at most one line is lost.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = _ends_within_a_line(self.path)
+        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        if unfinished:
+            self._file.write("\n")
+
+    def __call__(self, record: Record) -> None:
+        self._file.write(json.dumps(_jsonable(dataclasses.asdict(record)), allow_nan=False) + "\n")
+        if isinstance(record, AcrossLayers):
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class StepsizeLog:
+    """What a JSONL file holds."""
+
+    path: Path
+    layers: tuple[LayerStepsizes, ...]
+    across: tuple[AcrossLayers, ...]
+    damaged: tuple[int, ...]  #: numbers of the lines that could not be read, from 1
+
+    @property
+    def method(self) -> str:
+        return self.layers[-1].method
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> StepsizeLog:
+    """Read a file of :class:`JsonLines`. A line that a crash cut short is left out, with a warning."""
+    path = Path(path)
+    layers: list[LayerStepsizes] = []
+    across: list[AcrossLayers] = []
+    damaged: list[int] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = _record(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            damaged.append(number)
+            continue
+        if isinstance(record, LayerStepsizes):
+            layers.append(record)
+        else:
+            across.append(record)
+    if not layers:
+        raise ValueError(
+            f"{path} holds no stepsize record{f' and {len(damaged)} unreadable lines' if damaged else ''}; "
+            "aida.stepsizes.JsonLines writes such files, as the sink of an aida.stepsizes.StepsizeProbe"
+        )
+    if damaged:
+        warnings.warn(f"{path}: left out what cannot be read, in line {', '.join(map(str, damaged))}", stacklevel=2)
+    return StepsizeLog(path, tuple(layers), tuple(across), tuple(damaged))
+
+
+class TensorBoard:
+    """Writes scalars to TensorBoard: ``stepsizes/mean/<layer>`` and the like, ``stepsizes/spread``."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("this sink needs TensorBoard: pip install aida-optim[tensorboard]") from None
+        self._writer: Any = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
+
+    def __call__(self, record: Record) -> None:
+        if isinstance(record, AcrossLayers):
+            self._add("spread", record.spread, record.step)
+            self._add("at_bound", record.at_bound, record.step)
+            self._writer.flush()
+            return
+        for name in ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g"):
+            self._add(f"{name}/{record.layer}", getattr(record, name), record.step)
+        for level, value in record.quantiles:
+            self._add(f"quantile_{level:g}/{record.layer}", value, record.step)
+
+    def _add(self, name: str, value: float | None, step: int) -> None:
+        if value is not None:
+            self._writer.add_scalar(f"stepsizes/{name}", value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _jsonable(value: Any) -> Any:
+    """Numbers that are not finite become null: JSON has no others, and most readers refuse them."""
+    if isinstance(value, Mapping):
+        return {key: _jsonable(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_jsonable(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    if "layer" not in fields:
+        return AcrossLayers(**fields)
+    for name in _TUPLES:
+        fields[name] = _tupled(fields[name])
+    fields["hyper"] = {key: _tupled(value) for key, value in fields["hyper"].items()}
+    for name in ("mean", "std", "min", "max"):
+        if fields[name] is None:
+            fields[name] = math.nan
+    return LayerStepsizes(**fields)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

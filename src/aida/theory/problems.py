@@ -1,0 +1,163 @@
+"""Convex problems with a known minimiser: what a regret is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Problem(Protocol):
+    """A differentiable convex function over one flat vector, which is made of layers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def layers(self) -> tuple[slice, ...]:
+        """Where each layer lies in the flat vector; projections never cross a layer."""
+        ...
+
+    @property
+    def start(self) -> Array: ...
+
+    @property
+    def minimiser(self) -> Array: ...
+
+    def value(self, theta: Array) -> float: ...
+
+    def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
+        """The gradient at ``theta``; over some of the examples only where ``rows`` are given."""
+        ...
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A minimiser, and a proof of how good it is."""
+
+    theta: Array
+    gradient_norm: float
+    #: f(theta) is at most this far above the true minimum: |gradient|^2 / (2 * l2), by strong convexity
+    gap: float
+
+
+@dataclass(frozen=True)
+class LogisticRegression:
+    """Mean logistic loss over a data set, plus ``l2 / 2 * |theta|^2``.
+
+    Without the L2 term separable data have no minimiser (breast-cancer and digits are separable or
+    nearly so): the infimum lies at infinity, no ball holds it, and a regret would not be defined.
+    The term covers the biases too, so that the function is strongly convex in every coordinate.
+    """
+
+    name: str
+    features: Array  #: examples x features, each feature with mean 0 and variance 1
+    targets: Array  #: examples x outputs: one column of 0 and 1 for two classes, else one-hot
+    l2: float
+
+    @property
+    def outputs(self) -> int:
+        return int(self.targets.shape[1])
+
+    @property
+    def layers(self) -> tuple[slice, ...]:
+        weights = self.features.shape[1] * self.outputs
+        return slice(0, weights), slice(weights, weights + self.outputs)
+
+    @property
+    def start(self) -> Array:
+        return np.zeros(self.layers[-1].stop)
+
+    @property
+    def minimiser(self) -> Array:
+        return self.minimum.theta
+
+    @cached_property
+    def minimum(self) -> Minimum:
+        from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+        # tolerances below what float64 can reach: it runs until no step improves f any more
+        options = {"maxiter": 20_000, "maxfun": 40_000, "maxcor": 50, "ftol": 0.0, "gtol": 1e-13}
+        found = minimize(self._value_and_gradient, self.start, jac=True, method="L-BFGS-B", options=options)
+        theta = np.asarray(found.x, dtype=np.float64)
+        norm = float(np.linalg.norm(self.gradient(theta)))
+        return Minimum(theta, norm, norm**2 / (2 * self.l2))
+
+    def value(self, theta: Array) -> float:
+        return self._value_and_gradient(theta)[0]
+
+    def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
+        return self._value_and_gradient(theta, rows)[1]
+
+    def _value_and_gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> tuple[float, Array]:
+        features = self.features if rows is None else self.features[rows]
+        targets = self.targets if rows is None else self.targets[rows]
+        weights = theta[self.layers[0]].reshape(-1, self.outputs)
+        scores = features @ weights + theta[self.layers[1]]
+        # log-partition over the classes, in a form that neither overflows nor loses digits
+        if self.outputs == 1:
+            partition = np.logaddexp(0, scores[:, 0])
+            probabilities = np.exp(scores - np.logaddexp(0, scores))
+        else:
+            top = scores.max(axis=1)
+            probabilities = np.exp(scores - top[:, None])
+            total = probabilities.sum(axis=1)
+            partition = top + np.log(total)
+            probabilities /= total[:, None]
+        loss = float(np.mean(partition - (targets * scores).sum(axis=1)))
+        error = (probabilities - targets) / len(features)
+        gradient = np.concatenate([(features.T @ error).ravel(), error.sum(axis=0)]) + self.l2 * theta
+        return loss + self.l2 / 2 * float(theta @ theta), gradient
+
+
+@dataclass(frozen=True)
+class SmoothAbsolute:
+    """``sqrt(1 + theta^2) - 1`` in one dimension: convex, slope at most 1, minimiser 0."""
+
+    origin: float
+    name: str = "smooth absolute value"
+
+    @property
+    def layers(self) -> tuple[slice, ...]:
+        return (slice(0, 1),)
+
+    @property
+    def start(self) -> Array:
+        return np.array([self.origin])
+
+    @property
+    def minimiser(self) -> Array:
+        return np.zeros(1)
+
+    def value(self, theta: Array) -> float:
+        return float(np.hypot(1, theta[0]) - 1)
+
+    def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
+        return theta / np.hypot(1, theta)
+
+
+def breast_cancer(l2: float = 1e-3) -> LogisticRegression:
+    """scikit-learn's breast-cancer set: 569 examples, 30 features, two classes, 31 parameters."""
+    from sklearn.datasets import load_breast_cancer
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    return LogisticRegression("breast-cancer", _standardised(features), labels[:, None].astype(np.float64), l2)
+
+
+def digits(l2: float = 1e-3) -> LogisticRegression:
+    """scikit-learn's digits: 1797 examples, 64 pixels, ten classes, 650 parameters."""
+    from sklearn.datasets import load_digits
+
+    features, labels = load_digits(return_X_y=True)
+    return LogisticRegression("digits", _standardised(features), np.eye(10)[labels], l2)
+
+
+def _standardised(features: Any) -> Array:
+    scale = features.std(axis=0)
+    scale[scale == 0] = 1  # three corner pixels of the digits are always blank
+    return np.asarray((features - features.mean(axis=0)) / scale, dtype=np.float64)

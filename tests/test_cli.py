@@ -1,0 +1,138 @@
+"""The command line as a newcomer meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from aida.catalog import catalog, find
+from aida.cli import app
+from aida.stepsizes import StepsizeProbe
+from aida.stepsizes.sinks import JsonLines
+from aida.version import __version__
+
+
+def call(*words: object):
+    # wide enough that no sentence the tests look for is broken over two lines
+    return CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def run(tmp_path):
+    p = nn.Parameter(torch.ones(4, 3))
+    p.grad = torch.randn(4, 3)
+    optimizer = find("aida").build([p])
+    with JsonLines(tmp_path / "run" / "stepsizes.jsonl") as sink:
+        StepsizeProbe(optimizer, [("p", p)], every=1, sink=sink)
+        for _ in range(3):
+            optimizer.step()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("command", [(), ("list",), ("theory",), ("stepsizes",)])
+def test_help_explains_itself(command):
+    found = call(*command, "--help")
+    assert found.exit_code == 0
+    assert "Usage" in found.output
+    if not command:
+        for name in ("list", "theory", "stepsizes"):
+            assert name in found.output
+
+
+def test_no_arguments_show_the_help():
+    assert "Usage" in call().output
+
+
+def test_version_is_the_packages():
+    assert call("--version").output.strip() == __version__
+
+
+def test_list_shows_every_optimizer_with_its_rule():
+    found = call("list")
+    assert found.exit_code == 0
+    for entry in catalog().values():
+        assert entry.name in found.output
+        assert entry.title in found.output
+
+
+@pytest.mark.parametrize("name", list(catalog()))
+def test_list_describes_each_in_full(name):
+    found = call("list", name)
+    assert found.exit_code == 0
+    assert find(name).paper.authors.split(",")[0] in found.output
+    assert "defaults" in found.output
+
+
+def test_an_unknown_optimizer_gets_the_known_names():
+    found = call("list", "adambelief")
+    assert found.exit_code == 2
+    assert "did you mean 'adabelief'" in found.output
+    assert all(name in found.output for name in catalog())
+
+
+def test_an_unknown_command_gets_the_known_ones():
+    found = call("stepsize")
+    assert found.exit_code == 2
+    assert "no command is called 'stepsize'; known are list, theory, stepsizes" in found.output
+
+
+def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):
+    found = call("stepsizes", run, run / "stepsizes.jsonl", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    for name in ("stepsizes.png", "stepsizes.svg"):
+        assert (tmp_path / "out" / name).stat().st_size > 5000
+        assert name in found.output
+    assert "Aida" in found.output
+
+
+def test_a_missing_run_gets_the_runs_that_are_there(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = call("stepsizes", "nothing")
+    assert found.exit_code == 2
+    assert "no stepsizes at nothing" in found.output
+    assert "runs below this folder: run" in found.output
+
+
+def test_a_file_of_something_else_is_one_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text("hello\n")
+    found = call("stepsizes", tmp_path / "a.jsonl")
+    assert found.exit_code == 2
+    assert "holds no stepsize record" in found.output
+
+
+def test_theory_writes_its_table_and_figure(tmp_path):
+    found = call("theory", "--steps", "20", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "Theorem 1 as printed" in found.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["theory.md", "theory.png", "theory.svg"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "line"),
+    [
+        ("typer", ["list"], "the command line needs typer and rich: pip install aida-optim[lab]"),
+        ("rich", ["list"], "this command needs rich: pip install aida-optim[lab]"),
+        ("sklearn", ["theory"], "this command needs sklearn: pip install aida-optim[lab]"),
+    ],
+)
+def test_without_the_extra_a_command_says_so_in_one_line(missing, words, line):
+    block = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['aida', *{words!r}]"
+    code = f"{block}; from aida.cli import main; main()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.strip() == line
+
+
+def test_help_answers_without_importing_the_lab():
+    code = (
+        "import sys; from aida.cli import app; from typer.testing import CliRunner;"
+        "CliRunner().invoke(app, ['--help']);"
+        "print('matplotlib' in sys.modules, 'sklearn' in sys.modules, 'aida.catalog' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False", "False"]

@@ -1,0 +1,256 @@
+"""The identities of the paper, the mended bound, and the run that breaks the printed one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aida import Aida
+from aida.theory import epsilon, projections
+from aida.theory.bounds import evaluate, monotone_share
+from aida.theory.descent import ADABELIEF, AIDA, Method, Schedule, descend
+from aida.theory.problems import LogisticRegression, SmoothAbsolute, breast_cancer, digits
+from aida.theory.study import SCHEDULE, Study, as_markdown, horizons, measure, refute, run
+
+BETA2, EPS = 0.999, 1e-8
+
+
+@pytest.fixture(scope="module")
+def cancer() -> LogisticRegression:
+    return breast_cancer()
+
+
+@pytest.fixture(scope="module")
+def small() -> LogisticRegression:
+    """Three classes, 40 examples, two layers of 18 and 3: as small as a softmax regression gets."""
+    rng = np.random.default_rng(1)
+    return LogisticRegression("small", rng.normal(size=(40, 6)), np.eye(3)[rng.integers(0, 3, 40)], l2=1e-2)
+
+
+# -- eps ---------------------------------------------------------------------------------------------
+
+
+def residuals(steps: int = 300, size: int = 40) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(steps, size)) ** 2 * 10.0 ** rng.uniform(-8, 0, size)
+
+
+def test_stored_variance_is_belief_plus_a_floor_in_closed_form():
+    parts = epsilon.decompose(residuals(), BETA2, EPS)
+    np.testing.assert_allclose(parts.stored, parts.belief + parts.floor[:, None], rtol=1e-13)
+    closed = [epsilon.floor_after(t, BETA2, EPS) for t in range(1, len(parts.floor) + 1)]
+    np.testing.assert_allclose(parts.floor, closed, rtol=1e-12)
+
+
+@pytest.mark.parametrize("step", [1, 10, 300])
+def test_exact_stepsize_form_is_the_stepsize_of_the_recursion(step):
+    parts = epsilon.decompose(residuals(), BETA2, EPS)
+    correction = 1 - BETA2**step
+    from_recursion = 1 / np.sqrt(parts.stored[step - 1] / correction)
+    np.testing.assert_allclose(
+        epsilon.stepsize(parts.belief[step - 1] / correction, BETA2, EPS), from_recursion, rtol=1e-10
+    )
+
+
+def test_stepsize_never_exceeds_its_bound_and_reaches_it_without_gradients():
+    bound = epsilon.stepsize_bound(BETA2, EPS)
+    assert bound == pytest.approx(316.23, abs=0.01)
+    belief = np.geomspace(1e-30, 1e10, 200)
+    assert (epsilon.stepsize(belief, BETA2, EPS) <= bound * (1 + 1e-15)).all()
+    assert epsilon.stepsize(np.zeros(1), BETA2, EPS)[0] == pytest.approx(bound, rel=1e-15)
+    assert epsilon.stepsize_bound(BETA2, EPS, outer_eps=EPS) < bound
+    # eps outside alone bounds by 1/eps, five decades higher
+    assert epsilon.outer_stepsize(np.array([1e-12]), EPS)[0] > 1000 * bound
+
+
+def test_taylor_error_is_second_order_within_its_bound_and_one_sided():
+    belief = np.array([1e-3])
+    floors = np.array([1e-5, 1e-6, 1e-7])  # eps / (1 - beta2)
+    errors = []
+    for floor in floors:
+        eps = floor * (1 - BETA2)
+        error = 1 - epsilon.taylor_stepsize(belief, BETA2, eps) / epsilon.stepsize(belief, BETA2, eps)
+        assert 0 <= error[0] <= epsilon.taylor_error(belief, BETA2, eps)[0]
+        errors.append(error[0])
+    ratios = np.array(errors[:-1]) / np.array(errors[1:])
+    np.testing.assert_allclose(ratios, 100, rtol=0.05)  # a tenth of eps, a hundredth of the error
+
+
+def test_taylor_form_has_a_ceiling_and_falls_where_the_exact_form_rises():
+    floor = EPS / (1 - BETA2)
+    belief = np.geomspace(floor * 1e-6, floor * 1e6, 20001)
+    taylor = epsilon.taylor_stepsize(belief, BETA2, EPS)
+    assert taylor.max() == pytest.approx(epsilon.taylor_ceiling(BETA2, EPS), rel=1e-6)
+    assert belief[taylor.argmax()] == pytest.approx(floor / 2, rel=1e-2)
+    assert taylor[0] < 0.01 * epsilon.stepsize(belief[:1], BETA2, EPS)[0]
+
+
+# -- projections -------------------------------------------------------------------------------------
+
+
+def test_projection_laws_hold_to_rounding():
+    laws = projections.check_laws(trials=30)
+    assert laws.closed_form < 1e-12
+    assert laws.lengths < 1e-12
+    assert laws.angle < 1e-12
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_even_projections_scale_both_vectors_by_a_power_of_the_cosine(k):
+    generator = torch.Generator().manual_seed(3)
+    m, g = torch.randn(2, 20, generator=generator, dtype=torch.float64)
+    found = projections.scales(m, g, k)
+    assert found.of_m == pytest.approx(projections.cosine(m, g) ** k)
+    assert found.of_g == pytest.approx(found.of_m)
+    assert 0 <= found.of_m <= 1
+
+
+def test_odd_projections_have_scales_outside_the_papers_interval():
+    g = torch.tensor([1.0, 0.2], dtype=torch.float64)
+    assert projections.scales(10 * g + torch.tensor([0.0, 1.0]), g, 1).of_g < -1  # the long one lands on the short one
+    assert projections.scales(-g + torch.tensor([0.0, 1.0]), g, 1).of_m > 0  # and an obtuse angle turns the sign
+    assert projections.scales(g + torch.tensor([0.0, 1.0]), g, 1).of_m < 0
+
+
+def test_largest_element_may_grow_under_odd_projections_only():
+    assert projections.infinity_norm_growth(650, 1) > 6
+    assert projections.infinity_norm_growth(650, 3) > 3
+    for k in (0, 2, 4):
+        assert projections.infinity_norm_growth(650, k) <= 1
+
+
+# -- problems ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [breast_cancer, digits])
+def test_minimiser_is_certified_far_below_any_regret(make):
+    problem = make()
+    assert problem.minimum.gap < 1e-13
+    nearby = problem.minimiser + 1e-4 * np.random.default_rng(0).normal(size=problem.minimiser.shape)
+    assert problem.value(nearby) > problem.value(problem.minimiser)
+
+
+def test_gradient_is_the_derivative_of_the_value(small, cancer):
+    for problem in (small, cancer, SmoothAbsolute(3.0)):
+        theta = problem.start + 0.3
+        direction = np.random.default_rng(0).normal(size=theta.shape)
+        h = 1e-6
+        slope = (problem.value(theta + h * direction) - problem.value(theta - h * direction)) / (2 * h)
+        assert problem.gradient(theta) @ direction == pytest.approx(slope, rel=1e-7)
+
+
+# -- the recursion -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_recursion_with_bias_corrections_and_constant_beta1_is_the_optimizer(small, k):
+    schedule = Schedule(eta=0.05, lam=1.0)
+    found = descend(small, Method("", k), schedule, 25, bias_corrected=True)
+    layers = [torch.zeros(s.stop - s.start, dtype=torch.float64, requires_grad=True) for s in small.layers]
+    optimizer = Aida(layers, lr=schedule.eta, projections=k, foreach=False, fused=False)
+    for t in range(1, 26):
+        optimizer.param_groups[0]["lr"] = schedule.eta / np.sqrt(t)
+        theta = torch.cat([p.detach() for p in layers]).numpy()
+        gradient = torch.from_numpy(small.gradient(theta))
+        for p, where in zip(layers, small.layers, strict=True):
+            p.grad = gradient[where].clone()
+        optimizer.step()
+    trained = torch.cat([p.detach() for p in layers]).numpy()
+    np.testing.assert_allclose(found.thetas[-1], trained, rtol=1e-11, atol=1e-13)
+
+
+def test_first_momentum_weight_is_beta1_times_lambda():
+    schedule = Schedule(eta=1.0, beta1=0.9, lam=0.5)
+    found = descend(SmoothAbsolute(5.0), AIDA, schedule, 1)
+    assert found.momenta[0, 0] == pytest.approx((1 - 0.45) * found.gradients[0, 0])
+
+
+def test_enforced_runs_never_let_a_variance_fall(cancer):
+    assert (monotone_share(descend(cancer, AIDA, SCHEDULE, 60, monotone=True)) == 1).all()
+    assert (monotone_share(descend(cancer, AIDA, SCHEDULE, 60)) < 1).any()
+
+
+# -- Theorem 1 ---------------------------------------------------------------------------------------
+
+SCHEDULES = [
+    SCHEDULE,
+    Schedule(eta=0.3, lam=0.9),
+    Schedule(eta=0.01, beta1=0.5, beta2=0.9, eps=1e-4),
+    Schedule(eta=1e-6, beta1=0.0, eps=1e-12),  # momentum is gradient, so v holds nothing but eps
+    Schedule(eta=3.0, beta1=0.9, lam=0.999),  # far too large: the iterates fly off, the bounds must hold still
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("method", [ADABELIEF, Method("one projection", 1), AIDA], ids=lambda method: method.name)
+@pytest.mark.parametrize("monotone", [False, True])
+def test_no_regret_exceeds_the_proofs_sums_nor_the_mended_bounds(cancer, small, schedule, method, monotone):
+    for problem in (cancer, small):
+        found = descend(problem, method, schedule, 300, monotone=monotone)
+        for e in evaluate(found, horizons(300)):
+            assert e.regret <= e.linearised * (1 + 1e-9) + 1e-12  # convexity
+            assert e.linearised <= e.sums.total * (1 + 1e-9)  # one step of the proof, without assumptions
+            assert e.sums.gradients <= e.unconditional.gradients * (1 + 1e-9)
+            assert e.sums.total <= e.unconditional.total * (1 + 1e-9)
+            if monotone:
+                assert e.mended.total == pytest.approx(e.unconditional.total)
+
+
+def test_without_assumption_three_the_telescoped_first_term_need_not_hold(small):
+    # a variance that fell is no measure of the distance terms that came before: only the risen one is
+    found = descend(small, AIDA, Schedule(eta=0.1, beta2=0.5, eps=1e-12), 300)
+    e = evaluate(found, [300])[0]
+    assert e.mended.distance < 0.1 * e.unconditional.distance
+
+
+def test_a_run_that_meets_every_assumption_breaks_theorem_one_as_printed():
+    schedule = Schedule(eta=4e-4, beta1=0.0)
+    found = descend(SmoothAbsolute(100.0), AIDA, schedule, 1000)
+    assert (np.diff(found.variances, axis=0) > 0).all()  # (3)
+    assert np.abs(found.gradients).max() <= 1  # (1), with G = 2
+    assert np.abs(found.thetas).max() <= 100  # (2), with D = 100
+    last = refute()[-1]
+    assert last.regret > 20 * last.printed.total
+    assert last.regret <= last.mended.total
+
+
+def test_printed_first_term_falls_like_one_over_t_and_the_mended_one_like_its_root():
+    early, late = (next(e for e in refute(10_000) if e.steps >= T) for T in (5000, 10_000))
+    ratio = late.steps / early.steps
+    assert early.printed.distance / late.printed.distance == pytest.approx(ratio, rel=1e-9)
+    assert early.mended.distance / late.mended.distance == pytest.approx(ratio**0.5, rel=1e-2)
+
+
+# -- the whole ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short_study() -> Study:
+    return run(steps=40)
+
+
+def test_study_covers_both_problems_and_methods_and_its_table_has_every_run(short_study):
+    assert {(r.problem, r.method, r.enforced) for r in short_study.regrets} == {
+        (p, m, e) for p in ("breast-cancer", "digits") for m in ("Aida", "AdaBelief") for e in (False, True)
+    }
+    text = as_markdown(short_study)
+    for regret in short_study.regrets:
+        assert f"{regret.last.regret:.3g}" in text
+        assert 0 <= regret.share_of_steps <= regret.share_of_elements <= 1
+    assert "Counterexample" in text
+
+
+def test_figure_is_written_twice_alike_as_png_and_svg(short_study, tmp_path):
+    from aida.theory.figure import draw_to
+
+    first, second = draw_to(short_study, tmp_path / "a"), draw_to(short_study, tmp_path / "b")
+    assert [path.name for path in first] == ["theory.png", "theory.svg"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_aida_and_adabelief_agree_while_momentum_and_gradient_are_parallel(small):
+    # at the first step c = 1, so every number of projections takes the same one
+    one, other = (measure(small, method, SCHEDULE, 1) for method in (ADABELIEF, AIDA))
+    assert one.last.regret == other.last.regret
