@@ -49,7 +49,9 @@ OPTIONAL_DEFAULTS: dict[str, Any] = {
     "differentiable": False,
 }
 
-_read_values = itemgetter(*HYPER_KEYS, *FLAG_KEYS)
+#: A group's learning rate, and all its other values and flags: cheap enough to be read at every step.
+read_lr = itemgetter("lr")
+read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,6 @@ class Hyper:
     @property
     def has_tensor_betas(self) -> bool:
         return isinstance(self.beta1, Tensor) or isinstance(self.beta2, Tensor)
-
-
-def read_values(group: dict[str, Any]) -> tuple[Any, ...]:
-    """The group's values as they lie there: cheap enough for every step, to see whether one changed."""
-    values: tuple[Any, ...] = _read_values(group)
-    return values
 
 
 def from_group(group: dict[str, Any]) -> Hyper:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -17,14 +16,14 @@ from aida.backends.choice import Route, distribute, make_backend
 from aida.checkpoint import Layout
 from aida.group_rules import STATE_DTYPES, check_capture, check_param
 from aida.hyper import (
-    HYPER_KEYS,
     OPTIONAL_DEFAULTS,
     Hyper,
     Nonfinite,
     check_group,
     check_names,
     from_group,
-    read_values,
+    read_lr,
+    read_rest,
 )
 from aida.roster import Roster, all_params
 from aida.tracing import without_gradients
@@ -114,7 +113,8 @@ class Aida(Optimizer):
 
     def _forget(self) -> None:
         """Drop what only speeds steps up; it is found again in the next one."""
-        self._values: list[tuple[Any, ...]] = []
+        self._lrs: list[float | Tensor] = []
+        self._rest: list[tuple[Any, ...]] = []
         self._hypers: list[Hyper] = []
         self._roster: Roster | None = None
         self._backends: dict[Route, Backend] = {}
@@ -290,20 +290,22 @@ class Aida(Optimizer):
 
     def _current_hypers(self) -> list[Hyper]:
         """Each group's values as one frozen value, made anew (and checked) only where one was changed."""
-        values = list(map(read_values, self.param_groups))
-        known = self._values
-        if len(values) == len(known) and all(map(is_, chain.from_iterable(values), chain.from_iterable(known))):
+        groups = self.param_groups
+        lrs, rest = list(map(read_lr, groups)), list(map(read_rest, groups))
+        # by identity: a tensor lr may take the place of a float of the same value, and change in place later
+        if len(groups) == len(self._hypers) and all(map(is_, lrs, self._lrs)) and rest == self._rest:
             return self._hypers
         hypers: list[Hyper] = []
-        for index, group in enumerate(self.param_groups):
-            if index < len(known) and all(map(is_, values[index], known[index])):
+        for index, group in enumerate(groups):
+            known = index < len(self._hypers)
+            if known and lrs[index] is self._lrs[index] and rest[index] == self._rest[index]:
                 hypers.append(self._hypers[index])
                 continue
             check_group(group, added=False)
             hypers.append(from_group(group))
-            if index < len(known) and _route_changed(values[index], known[index]):
-                self._roster = None
-        self._values, self._hypers = values, hypers
+            if known and rest[index] != self._rest[index]:
+                self._roster = None  # a flag, or betas that are tensors now, may send tensors down another path
+        self._lrs, self._rest, self._hypers = lrs, rest, hypers
         return hypers
 
     def _backend(self, route: Route) -> Backend:
@@ -350,12 +352,6 @@ def _check_param(p: Tensor) -> None:
             "Aida does not update parameters flattened by FSDP: the projections are per layer and its layers are "
             "cut up. Use DDP with this version"
         )
-
-
-def _route_changed(values: tuple[Any, ...], known: tuple[Any, ...]) -> bool:
-    """Whether a change could send tensors down another path: one of the flags, or tensor betas for floats."""
-    flags, betas = slice(len(HYPER_KEYS), None), HYPER_KEYS.index("betas")
-    return values[flags] != known[flags] or values[betas] is not known[betas]
 
 
 def _init_state(state: dict[str, Any], p: Tensor) -> None:

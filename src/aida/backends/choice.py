@@ -32,7 +32,7 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
         key = (param.device, param.dtype, grad.dtype, param.is_contiguous() or is_dense(param))
         route = known.get(key)
         if route is None:
-            route = known[key] = Route(_kind(param, grad, group, hyper), param.device, param.dtype, grad.dtype)
+            route = known[key] = Route(kind_of(param, grad, group, hyper), param.device, param.dtype, grad.dtype)
         routes.append(route)
     different = dict.fromkeys(routes)
     for route in different:
@@ -51,7 +51,8 @@ def make_backend(route: Route) -> Backend:
     return Foreach() if route.kind == "foreach" else Reference()
 
 
-def _kind(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) -> Kind:
+def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) -> Kind:
+    """The path this tensor takes with these flags."""
     foreach, fused = group["foreach"], group["fused"]
     if group["differentiable"] or (foreach is False and not fused):
         return "reference"

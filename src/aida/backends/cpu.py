@@ -18,10 +18,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from aida.backends import Batch
-from aida.backends.tables import VALUE_COLUMNS, addresses, is_dense, keep_state_layout, same_layout, value_rows
+from aida.backends.tables import (
+    VALUE_COLUMNS,
+    AddressBook,
+    is_dense,
+    keep_state_layout,
+    note_write,
+    same_layout,
+    value_rows,
+)
 from aida.hyper import Hyper
 
 #: What parameters and gradients may be stored as, and the library's number for it.
@@ -94,6 +101,7 @@ class Cpu:
         self._runs: list[tuple[Hyper, int]] | None = None  # whose values the tables hold; None where they may change
         self._waits = False  # whether phase one was put off into phase two
         self._grads: list[Tensor] = []
+        self._book = AddressBook()
 
     def reduce(self, batch: Batch) -> Tensor | None:
         self._read(batch)
@@ -116,8 +124,7 @@ class Cpu:
                 self._library.step(self._job)
             else:
                 self._library.apply(self._job)
-            for param in batch.params:  # autograd sees no kernel write; a graph that saved the old values must fail
-                increment_version(param)
+            note_write(batch.params)
         self._grads = []  # a gradient must not outlive zero_grad() here
 
     def _read(self, batch: Batch) -> None:
@@ -134,7 +141,7 @@ class Cpu:
             self._read_sizes(sizes)
         if batch.runs is not self._runs:
             self._read_values(batch)
-        self._addresses = array("Q", addresses(batch))
+        self._addresses = array("Q", self._book.rows(self._book.look(batch)))
 
         job = self._job
         job.tensors = len(batch)

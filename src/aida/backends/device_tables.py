@@ -34,6 +34,7 @@ class Layout:
     finite: Tensor
     sums: Tensor
     squared: Tensor
+    norm: Tensor  #: squared, over all tensors that are clipped
     pdl: bool  #: programmatic dependent launch: apply starts loading before the reduction ended
     _partial: dict[bool, Tensor] = field(default_factory=dict)
 
@@ -54,7 +55,8 @@ class Tables:
     buffer: Tensor  #: addresses, values (as float64), then address and kind of each run's lr
     run_of: Tensor
     counts: list[int]  #: tensors in each run
-    addresses: list[int] = field(default_factory=list)
+    params: list[Tensor]  #: whose tables these are
+    moving: list[int] = field(default_factory=list)  #: addresses as last sent, AddressBook.look
     aligned: bool = False
     values: Tensor = field(init=False)
     lr_addresses: Tensor = field(init=False)
@@ -88,7 +90,7 @@ def make_tables(batch: Batch, like: Tables | None) -> Tables:
         runs = [run for run, count in enumerate(counts) for _ in range(count)]
         run_of = torch.tensor(runs, dtype=torch.int32, device=batch.device)
     words = len(ADDRESS_ROWS) * len(batch) + (len(VALUE_COLUMNS) + 2) * len(counts)
-    return Tables(torch.empty(words, dtype=torch.int64, device=batch.device), run_of, counts)
+    return Tables(torch.empty(words, dtype=torch.int64, device=batch.device), run_of, counts, batch.params)
 
 
 def make_spare(batch: Batch, like: Tables) -> Spare:
@@ -110,6 +112,7 @@ def make_layout(sizes: list[int], reduce_chunk: int, apply_chunk: int, device: t
         finite=torch.ones(count, dtype=torch.int32, device=device),
         sums=torch.zeros(6, count, dtype=torch.float64, device=device),
         squared=torch.zeros(count, dtype=torch.float64, device=device),
+        norm=torch.zeros((), dtype=torch.float64, device=device),
         pdl=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
     )
 

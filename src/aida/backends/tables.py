@@ -6,11 +6,13 @@ columns here is a contract with them.
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from aida.backends import Batch
 from aida.hyper import Hyper
@@ -24,13 +26,36 @@ VALUE_COLUMNS = (
 )  # fmt: skip
 
 
-def addresses(batch: Batch) -> list[int]:
-    """Where everything lies now, row after row. Cheap, so that every step can see what moved."""
-    found: list[int] = []
-    address = torch.Tensor.data_ptr
-    for tensors in batch.tensor_lists():
-        found.extend(map(address, tensors))
-    return found
+_address = torch.Tensor.data_ptr
+
+#: torch 2.5 takes one tensor a call.
+_WRITES_LISTS = "Iterable" in str(inspect.signature(increment_version))
+
+
+class AddressBook:
+    """Where a batch's tensors lie, row after row.
+
+    Asking a tensor for its address is what a step on the host spends most of its time on. A batch
+    whose list of parameters is the very list of the last step was handed out by a roster, which saw
+    that parameters and counters are where they were; gradients and moments are asked every time.
+    """
+
+    def __init__(self) -> None:
+        self._params: list[Tensor] | None = None
+        self._head: list[int] = []
+        self._tail: list[int] = []
+
+    def look(self, batch: Batch) -> list[int]:
+        """The addresses that can change while the others stay: gradients and the two moments."""
+        if batch.params is not self._params:
+            self._params = batch.params
+            self._head = list(map(_address, batch.params))
+            self._tail = [*map(_address, batch.steps), *map(_address, batch.skipped)]
+        return [*map(_address, batch.grads), *map(_address, batch.exp_avgs), *map(_address, batch.exp_avg_vars)]
+
+    def rows(self, moving: list[int]) -> list[int]:
+        """The whole table of :data:`ADDRESS_ROWS`, with what :meth:`look` found."""
+        return [*self._head, *moving, *self._tail]
 
 
 def value_rows(hypers: Iterable[Hyper]) -> array[float]:
@@ -80,3 +105,12 @@ def is_dense(tensor: Tensor) -> bool:
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return True  # the common case, ten times as fast to ask
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def note_write(params: list[Tensor]) -> None:
+    """Tell autograd that a kernel wrote: a graph that saved the old values must fail, as after any in-place update."""
+    if _WRITES_LISTS:
+        increment_version(params)
+    else:
+        for p in params:
+            increment_version(p)

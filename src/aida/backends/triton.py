@@ -22,7 +22,7 @@ from aida.backends.capture import send_during_capture
 from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
 from aida.backends.launch import Launch
 from aida.backends.mailbox import Mailbox
-from aida.backends.tables import addresses, is_dense, keep_state_layout, same_layout, value_rows
+from aida.backends.tables import AddressBook, is_dense, keep_state_layout, note_write, same_layout, value_rows
 from aida.hyper import Hyper
 
 #: Elements and warps of a program, found by measurement: docs/performance.md.
@@ -58,8 +58,8 @@ class Triton:
         self._captured: list[Any] = []  # what a CUDA graph reads must outlive its capture
         self._spare: Spare | None = None  # for the next capture
         self._mailbox = Mailbox()
+        self._book = AddressBook()
         self._merged = False
-        self._squared_norm: Tensor | None = None
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Triton:
             if self._merged:
                 return None
             self._launch("collect", batch, self._collect)
-        return layout.squared.sum() if traits.clips else None
+        return torch.sum(layout.squared, 0, out=layout.norm) if traits.clips else None
 
     def nonfinite(self) -> list[int]:
         assert self._layout is not None
@@ -81,12 +81,14 @@ class Triton:
 
     def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
         assert self._layout is not None
-        self._squared_norm = squared_norm
         with _on(batch.device):
+            if squared_norm is not None and squared_norm is not self._layout.norm:
+                self._layout.norm.copy_(squared_norm)  # over several batches; the kernel reads it in one place
             if not self._merged:
-                self._coefficients(batch)()
+                self._launch("coefficients", batch, self._coefficients)
             if self._layout.apply_map[2]:
                 self._launch("apply", batch, self._apply)
+        note_write(batch.params)
 
     def _launch(self, name: str, batch: Batch, make: Callable[[Batch], Launch]) -> None:
         """Launch a kernel, directly where its arguments are those of the last step."""
@@ -141,7 +143,7 @@ class Triton:
             tables.buffer, len(batch), tables.run_of, layout.reduce_map[1], tables.values,
             tables.lr_addresses, tables.lr_kinds, batch.grad_scale, batch.found_inf,
             layout.partial(batch, traits.clips), layout.reduce_map[2],
-            layout.sums, self._squared_norm, layout.coefficients,
+            layout.sums, layout.norm, layout.coefficients,
             batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips, COLLECT_BLOCK,
         )  # fmt: skip
         return Launch(coefficients_kernel, len(batch), args)
@@ -176,21 +178,24 @@ class Triton:
             self._shelf, self._spare = [], None
         if not batch.grads_lie_alike:
             batch.grads = same_layout(batch.params, batch.grads)
-        found = addresses(batch)
+        moving = self._book.look(batch)
         if spare is not None:
-            self._active = self._fill(spare.tables, batch, found, spare)
+            self._active = self._fill(spare.tables, batch, moving, spare)
             self._captured.append((self._layout, spare, batch.grads))
         else:
-            self._active = self._fill(self._shelved(batch, found), batch, found, None)
+            self._active = self._fill(self._shelved(batch, moving), batch, moving, None)
             if self._spare is None and batch.device.type == "cuda":
                 self._spare = make_spare(batch, self._active)
         return self._layout
 
-    def _shelved(self, batch: Batch, found: list[int]) -> Tables:
+    def _shelved(self, batch: Batch, moving: list[int]) -> Tables:
         """The table last used with these addresses: a training loop gets the same memory every few steps."""
         shelf = self._shelf
+        if shelf and (shelf[0].params is not batch.params or shelf[0].counts != batch.counts()):
+            shelf.clear()
+            self._spare = None
         for tables in shelf:
-            if tables.addresses == found and tables.counts == batch.counts():
+            if tables.moving == moving:
                 if tables is not shelf[0]:
                     shelf.remove(tables)
                     shelf.insert(0, tables)
@@ -199,28 +204,27 @@ class Triton:
             shelf.insert(0, make_tables(batch, shelf[0] if shelf else None))
         else:
             shelf.insert(0, shelf.pop())  # the one not used for longest
-        if shelf[0].counts != batch.counts():
-            shelf[:] = [make_tables(batch, None)]
-            self._spare = None
         return shelf[0]
 
-    def _fill(self, tables: Tables, batch: Batch, found: list[int], spare: Spare | None) -> Tables:
+    def _fill(self, tables: Tables, batch: Batch, moving: list[int], spare: Spare | None) -> Tables:
         """Send the table if it differs from what the device has."""
         settled = tables.runs is batch.runs and not batch.traits.has_host_lr
-        if settled and found == tables.addresses:
+        if settled and moving == tables.moving:
             return tables
-        if not _same_rows(found, tables.addresses, len(batch)):
+        count = len(batch)
+        if moving[count:] != tables.moving[count:]:  # moments too, not only gradients
             keep_state_layout(batch)
-            found = addresses(batch)
+            moving = self._book.look(batch)
         if not settled:
             hypers = [hyper for hyper, _ in batch.runs]
             lrs = [_device_lr(hyper, batch.device) for hyper in hypers]
             tables.value_words = array("q", value_rows(hypers).tobytes())
             tables.value_words.extend([address for address, _ in lrs])
             tables.value_words.extend([kind for _, kind in lrs])
-        self._send(array("q", found) + tables.value_words, tables.buffer, spare)
-        tables.addresses, tables.runs = found, batch.runs
-        tables.aligned = reduce(or_, found[: WIDE_ROWS * len(batch)], 0) % 16 == 0
+        rows = self._book.rows(moving)
+        self._send(array("q", rows) + tables.value_words, tables.buffer, spare)
+        tables.moving, tables.runs = moving, batch.runs
+        tables.aligned = reduce(or_, rows[: WIDE_ROWS * count], 0) % 16 == 0
         return tables
 
     def _take_spare(self, batch: Batch) -> Spare:
@@ -245,12 +249,6 @@ class Triton:
             send_during_capture(spare.pinned, buffer, spare.streams)
         else:
             self._mailbox.send(words, buffer)
-
-
-def _same_rows(found: list[int], known: list[int], count: int) -> bool:
-    """Whether parameters and moments lie where they lay: then only gradients moved, as they do every step."""
-    state = slice(2 * count, 4 * count)
-    return found[:count] == known[:count] and found[state] == known[state]
 
 
 def _device_lr(hyper: Hyper, device: torch.device) -> tuple[int, int]:
