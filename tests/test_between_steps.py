@@ -190,3 +190,18 @@ def test_no_gradient_outlives_zero_grad(path: Path, transposed: bool, kwargs: di
         optimizer.zero_grad(set_to_none=True)
         gc.collect()
         assert grad() is None
+
+
+@over_paths()
+def test_a_one_by_one_convolution_is_contiguous_and_channels_last_at_once(path: Path) -> None:
+    """Its strides differ where they mean nothing: no copy is due, and the result is that of a contiguous one."""
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        generator = torch.Generator().manual_seed(0)
+        param = torch.randn(6, 4, 1, 1, generator=generator).to(path.device).to(memory_format=layout).requires_grad_()
+        optimizer = path.make([param], lr=0.1)
+        for _ in range(3):
+            param.grad = torch.randn(6, 4, 1, 1, generator=generator).to(path.device)
+            optimizer.step()
+        results.append(param.detach().clone())
+    torch.testing.assert_close(*results, rtol=0, atol=0)

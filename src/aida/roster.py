@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aida.backends import Batch
 from aida.backends.choice import Route
+from aida.backends.tables import lies_like
 from aida.hyper import Hyper
 
 _address = torch.Tensor.data_ptr
@@ -40,7 +41,8 @@ class Roster:
         self._strides = list(map(_stride, params))
         self._present = [grad is not None for grad in grads]
         self._grad_dtypes = list(map(_dtype, present))
-        self._grad_strides = list(compress(self._strides, self._present))
+        self._grad_strides = list(map(_stride, present))
+        self._alike = all(map(lies_like, present, compress(params, self._present)))
         self._state_keys = list(state)
         self._state_values = list(state.values())
         # a hook may keep a number of its own beside the parameters' state
@@ -68,7 +70,7 @@ class Roster:
         if list(map(_dtype, present)) != self._grad_dtypes:
             return None
         try:
-            alike = list(map(_stride, present)) == self._grad_strides
+            alike = self._alike and list(map(_stride, present)) == self._grad_strides
         except RuntimeError:  # a sparse gradient has no strides; sorting refuses it with a reason
             return None
         for batch, wanted in self._seats:

@@ -132,10 +132,9 @@ class Cpu:
         layouts = list(map(_stride, batch.params))
         if any(list(map(_stride, moments)) != layouts for moments in (batch.exp_avgs, batch.exp_avg_vars)):
             keep_state_layout(batch)
-        grads = same_layout(batch.params, batch.grads)
-        if grads is not batch.grads:
-            batch = replace(batch, grads=grads)
-        self._grads = grads  # copies among them must outlive this call
+        if not batch.grads_lie_alike:
+            batch = replace(batch, grads=same_layout(batch.params, batch.grads))
+        self._grads = batch.grads  # copies among them must outlive this call
         sizes = list(map(_size, batch.params))
         if sizes != self._sizes:
             self._read_sizes(sizes)

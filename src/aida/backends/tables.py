@@ -81,13 +81,18 @@ def value_rows(hypers: Iterable[Hyper]) -> array[float]:
     return rows
 
 
+def lies_like(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same memory order."""
+    if one.stride() == other.stride():
+        return True
+    # the stride of a dimension of size 1 means nothing: a 1x1 convolution is contiguous and channels-last at once
+    return all(a == b for size, a, b in zip(one.shape, one.stride(), other.stride(), strict=True) if size > 1)
+
+
 def same_layout(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """The gradients with their elements in the parameters' memory order; a copy only where they differ."""
-    stride = torch.Tensor.stride
-    if list(map(stride, params)) == list(map(stride, grads)):
-        return grads
     return [
-        g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        g if lies_like(g, p) else torch.empty_like(p, dtype=g.dtype).copy_(g)
         for p, g in zip(params, grads, strict=True)
     ]
 
@@ -96,7 +101,7 @@ def keep_state_layout(batch: Batch) -> None:
     """Lay the moments out as their parameters lie now: a model may turn channels-last after its first step."""
     for p, *moments in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, strict=True):
         for moment in moments:
-            if moment.stride() != p.stride():
+            if not lies_like(moment, p):
                 moment.data = torch.empty_like(p, dtype=moment.dtype).copy_(moment)
 
 
