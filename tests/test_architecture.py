@@ -27,8 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"optimizer", "readings", "settings", "baselines"},
     "stepsizes": {"catalog", "optimizer", "readings", "rule", "hyper", "backends", "drawing"},
     "theory": {"rule", "drawing"},
-    "cli": {"catalog", "stepsizes", "theory", "drawing", "version"},
+    "lab": {"catalog", "stepsizes"},
+    "cli": {"catalog", "stepsizes", "theory", "lab", "drawing", "version"},
     "__init__": {"optimizer", "stepsizes", "version"},
+    "__main__": {"cli"},
 }
 
 #: What a room imports only when it is used: at the top of a file these would be a circle, or slow.

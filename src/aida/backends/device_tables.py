@@ -58,6 +58,7 @@ class Tables:
     params: list[Tensor]  #: whose tables these are
     moving: list[int] = field(default_factory=list)  #: addresses as last sent, AddressBook.look
     aligned: bool = False
+    behind_addresses: Tensor = field(init=False)
     values: Tensor = field(init=False)
     lr_addresses: Tensor = field(init=False)
     lr_kinds: Tensor = field(init=False)
@@ -68,6 +69,7 @@ class Tables:
     def __post_init__(self) -> None:
         start = len(ADDRESS_ROWS) * len(self.run_of)
         stop = start + len(VALUE_COLUMNS) * len(self.counts)
+        self.behind_addresses = self.buffer[start:]
         self.values = self.buffer[start:stop].view(torch.float64)
         self.lr_addresses = self.buffer[stop : stop + len(self.counts)]
         self.lr_kinds = self.buffer[stop + len(self.counts) :]

@@ -175,7 +175,7 @@ class Triton:
         spare = self._take_spare(batch) if capturing else None
         if self._layout is None or not known:
             self._layout = make_layout(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
-            self._shelf, self._spare = [], None
+            self._shelf, self._spare, self._mailbox = [], None, Mailbox()
         if not batch.grads_lie_alike:
             batch.grads = same_layout(batch.params, batch.grads)
         moving = self._book.look(batch)
@@ -221,10 +221,13 @@ class Triton:
             tables.value_words = array("q", value_rows(hypers).tobytes())
             tables.value_words.extend([address for address, _ in lrs])
             tables.value_words.extend([kind for _, kind in lrs])
-        rows = self._book.rows(moving)
-        self._send(array("q", rows) + tables.value_words, tables.buffer, spare)
+        if moving == tables.moving:  # a schedule set lr, and nothing moved
+            self._send(tables.value_words, tables.behind_addresses, spare)
+        else:
+            rows = self._book.rows(moving)
+            tables.aligned = reduce(or_, rows[: WIDE_ROWS * count], 0) % 16 == 0
+            self._send(array("q", rows) + tables.value_words, tables.buffer, spare)
         tables.moving, tables.runs = moving, batch.runs
-        tables.aligned = reduce(or_, rows[: WIDE_ROWS * count], 0) % 16 == 0
         return tables
 
     def _take_spare(self, batch: Batch) -> Spare:

@@ -1,0 +1,1 @@
+"""The lab: the paper's experiments as software that trains."""

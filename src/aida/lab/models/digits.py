@@ -1,0 +1,25 @@
+"""A small convolutional net for scikit-learn's 8x8 digits: 38,282 parameters, seconds on one core."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class DigitsNet(nn.Module):
+    """Two 3x3 convolutions, a max-pool, two linear maps."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(inplace=True), nn.Linear(64, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(batch, classes)`` of images ``(batch, 1, 8, 8)``."""
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits

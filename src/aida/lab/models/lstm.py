@@ -1,0 +1,161 @@
+"""The AWD-LSTM language model: 5,293,200 / 13,632,400 / 24,221,600 parameters with 1 / 2 / 3 layers.
+
+Its weight drop comes in two forms, chosen by ``weight_drop``:
+
+``"correct"``
+    DropConnect as published: the recurrent matrix loses random entries in every forward pass, and the
+    gradient flows through what is left.
+``"faithful"``
+    What the public code behind the paper's table does. It wraps the dropped matrix in a new parameter at
+    every pass, so the gradient ends there: the recurrent weights are never trained and keep their random
+    start, while everything around them learns. The paper's perplexities depend on it.
+
+The two draw the same random numbers and compute the same outputs; only the gradient differs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+WeightDrop = Literal["correct", "faithful"]
+
+#: A layer's hidden and cell values, each ``(1, batch, width)``.
+LayerState = tuple[Tensor, Tensor]
+
+
+class LanguageOutput(NamedTuple):
+    """What the loss needs: cross entropy of ``logits`` + 2·mean(dropped²) + 1·mean((raw[1:] − raw[:-1])²)."""
+
+    logits: Tensor  #: ``(length, batch, vocabulary)``
+    raw: Tensor  #: the last layer as it left the LSTM, ``(length, batch, embedding)``
+    dropped: Tensor  #: the same after its locked dropout: what the projection saw
+    state: list[LayerState]  #: where the next stretch of text starts; detach it between steps
+
+
+def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout whose mask is drawn once a sequence and holds for all of its steps; ``x`` is (length, batch, width)."""
+    if not training or rate == 0.0:
+        return x
+    return x * functional.dropout(x.new_ones(1, x.size(1), x.size(2)), rate)
+
+
+def embedding_row_dropout(embedding: nn.Embedding, tokens: Tensor, rate: float, training: bool) -> Tensor:
+    """The tokens' vectors, with whole words of the vocabulary missing wherever they occur in the batch."""
+    vectors: Tensor = embedding(tokens)
+    if not training or rate == 0.0:
+        return vectors
+    kept = functional.dropout(embedding.weight.new_ones(embedding.num_embeddings, 1), rate)
+    return vectors * functional.embedding(tokens, kept)
+
+
+class WeightDropLSTM(nn.Module):
+    """One LSTM layer with dropout on its recurrent matrix; parameters and their start as in ``torch.nn.LSTM``."""
+
+    def __init__(self, inputs: int, width: int, rate: float, weight_drop: WeightDrop) -> None:
+        super().__init__()
+        if weight_drop not in ("correct", "faithful"):
+            raise ValueError(
+                f"weight_drop={weight_drop!r} must be 'correct' (the recurrent weights learn) "
+                "or 'faithful' (they do not, as in the public code)"
+            )
+        self.rate = rate
+        self.weight_ih = nn.Parameter(torch.empty(4 * width, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(4 * width, width))
+        self.bias_ih = nn.Parameter(torch.empty(4 * width))
+        self.bias_hh = nn.Parameter(torch.empty(4 * width))
+        bound = 1 / math.sqrt(width)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+        # Not merely detached in forward: weight decay must not reach it either, and an optimizer leaves
+        # alone what has no gradient.
+        self.weight_hh.requires_grad_(weight_drop == "correct")
+
+    def forward(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+        recurrent = functional.dropout(self.weight_hh, self.rate, self.training)
+        weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
+        out, hidden, cell = torch.lstm(
+            x,
+            state,
+            in_one_chunk(weights) if x.is_cuda else weights,
+            True,  # has_biases
+            1,  # num_layers
+            0.0,  # dropout between layers
+            self.training,
+            False,  # bidirectional
+            False,  # batch_first
+        )
+        return out, (hidden, cell)
+
+
+def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
+    """The same weights as parts of one buffer, in cuDNN's order; scattered ones it gathers itself, with a warning."""
+    parts = torch.cat([weight.flatten() for weight in weights]).split([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+
+class AwdLstm(nn.Module):
+    """Embedding, LSTM layers, and a projection onto the vocabulary through the embedding's own matrix.
+
+    Args:
+        layers: how many LSTM layers; all are ``hidden`` wide but the last, which returns to ``embedding``.
+        vocabulary: number of words.
+        weight_drop: whether the recurrent weights learn, see the module's text.
+        embedding, hidden: widths.
+        dropout_words: rate at which words of the vocabulary are missing (the public ``dropoute``).
+        dropout_input: locked dropout on the embedded text (``dropouti``).
+        dropout_between: locked dropout between layers (``dropouth``).
+        dropout_output: locked dropout before the projection (``dropout``).
+        dropout_recurrent: rate of the weight drop (``wdrop``).
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        vocabulary: int = 10_000,
+        weight_drop: WeightDrop = "correct",
+        *,
+        embedding: int = 400,
+        hidden: int = 1150,
+        dropout_words: float = 0.1,
+        dropout_input: float = 0.4,
+        dropout_between: float = 0.25,
+        dropout_output: float = 0.4,
+        dropout_recurrent: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ValueError(f"layers={layers} must be at least 1; the paper uses 1, 2 and 3")
+        self.dropout_words = dropout_words
+        self.dropout_input = dropout_input
+        self.dropout_between = dropout_between
+        self.dropout_output = dropout_output
+        self.widths = [hidden] * (layers - 1) + [embedding]
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.layers = nn.ModuleList(
+            WeightDropLSTM(inputs, width, dropout_recurrent, weight_drop)
+            for inputs, width in zip([embedding, *self.widths], self.widths, strict=False)
+        )
+        self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+
+    def initial_state(self, batch: int) -> list[LayerState]:
+        """The state before the first word: zeros."""
+        zeros = self.decoder_bias.new_zeros
+        return [(zeros(1, batch, width), zeros(1, batch, width)) for width in self.widths]
+
+    def forward(self, tokens: Tensor, state: list[LayerState]) -> LanguageOutput:
+        """Read ``tokens`` (length, batch) on from ``state``."""
+        x = embedding_row_dropout(self.embedding, tokens, self.dropout_words, self.training)
+        rate = self.dropout_input
+        states: list[LayerState] = []
+        for layer, before in zip(self.layers, state, strict=True):
+            x, after = layer(locked_dropout(x, rate, self.training), before)
+            states.append(after)
+            rate = self.dropout_between
+        dropped = locked_dropout(x, self.dropout_output, self.training)
+        return LanguageOutput(functional.linear(dropped, self.embedding.weight, self.decoder_bias), x, dropped, states)
