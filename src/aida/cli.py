@@ -35,6 +35,14 @@ app = typer.Typer(
     add_completion=False,
 )
 
+data_app = typer.Typer(cls=_Commands, help="Bring the data sets of the experiments, and see what is there.")
+app.add_typer(data_app, name="data", no_args_is_help=True)
+
+_DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="The data root; else AIDA_DATA, else aida in the user's cache.")
+]
+_SetName = Annotated[str, typer.Argument(metavar="NAME", help="A data set; aida data list shows them.")]
+
 
 def main() -> None:
     """The ``aida`` command."""
@@ -142,6 +150,77 @@ def stepsizes(
             table.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
     _console().print(table)
     _say_written([*save(draw(logs, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(logs, out)])
+
+
+@data_app.command("get")
+def get_data(
+    name: _SetName,
+    data: _DataRoot = None,
+    again: Annotated[bool, typer.Option("--again", help="Fetch it even where it is there and whole.")] = False,
+) -> None:
+    """Fetch a data set from its official address, check it, and unpack it.
+
+    A download that broke off goes on where it stopped.
+    """
+    from aida.lab.data.errors import DataError
+    from aida.lab.data.fetch import get
+    from aida.lab.data.progress import shown
+
+    wanted = _known_set(name)
+    try:
+        with shown(_console()) as progress:
+            found = get(wanted, data, again=again, progress=progress)
+        _say_standing(found, data)
+    except DataError as error:
+        _fail(str(error))
+
+
+@data_app.command("import")
+def import_data(
+    name: _SetName,
+    path: Annotated[Path, typer.Argument(help="A folder that holds the files of the set, or its official archive.")],
+    data: _DataRoot = None,
+) -> None:
+    """Take a data set from a local copy. ImageNet is linked to, the others are copied."""
+    from aida.lab.data.errors import DataError
+    from aida.lab.data.fetch import import_from
+
+    wanted = _known_set(name)
+    try:
+        _say_standing(import_from(wanted, path, data), data)
+    except DataError as error:
+        _fail(str(error))
+
+
+@data_app.command("list")
+def list_data(data: _DataRoot = None) -> None:
+    """Show each data set: whether it is there, where, and whether its checksums are right."""
+    from aida.lab.data.local import status
+
+    table = _table("", "name", "what", "state", "where", "remark")
+    for each in status(data):
+        table.add_row(each.data.name, each.data.title, each.state, each.where, each.remark)
+    _console().print(table)
+
+
+def _known_set(name: str) -> Any:
+    from aida.lab.data.sets import find
+
+    try:
+        return find(name)
+    except LookupError as error:
+        _fail(str(error.args[0]))
+
+
+def _say_standing(found: Any, root: Path | None) -> None:
+    """Where a set is now; the sentences of Multi30k are cut into words at once where spaCy is there."""
+    from importlib.util import find_spec
+
+    typer.echo(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")
+    if found.data.name == "multi30k" and find_spec("spacy"):
+        from aida.lab.data.translation import multi30k
+
+        typer.echo(f"multi30k: tokenised, {len(multi30k(root).words):,} words")
 
 
 def _read(run: Path) -> StepsizeLog:

@@ -1,0 +1,264 @@
+"""Bringing whole data sets: from a server, from local copies; what is there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import random
+import re
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aida.cli import app
+from aida.lab.data import local, sets
+from aida.lab.data.download import Patience
+from aida.lab.data.errors import DataError
+from aida.lab.data.fetch import get, import_from
+from aida.lab.data.root import data_root
+from aida.lab.data.sets import DataFile, DataSet, Download, ImageTree
+from loopback import Answer, serving
+
+CONTENT = random.Random(0).randbytes(300_000)
+SOON = Patience(attempts=3, timeout=5.0, pause=0.0)
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
+
+
+def packed(files: dict[str, bytes], folder: str = "things") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+FILES = {"a.bin": CONTENT[:5000], "b.bin": CONTENT[5000:9000]}
+ARCHIVE = packed({**FILES, "unwanted.html": b"x"})
+THINGS = DataSet(
+    name="things",
+    title="Things",
+    page="https://example.org",
+    folder="things-bin",
+    files=tuple(DataFile(name, len(content), md5(content)) for name, content in FILES.items()),
+)
+#: As CIFAR-100: only the archive has a published checksum.
+BARE = replace(THINGS, files=tuple(replace(file, md5=None) for file in THINGS.files))
+
+
+def from_server(world, data=THINGS, name="things.tar.gz", content=ARCHIVE) -> DataSet:
+    return replace(data, ways=((Download(world.address(name), md5(content), len(content)),),))
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+# a set
+
+
+@pytest.mark.parametrize("data", [THINGS, BARE], ids=["files", "archive"])
+def test_get_unpacks_what_belongs_to_the_set_and_verifies_it(tmp_path, data):
+    with serving({"things.tar.gz": ARCHIVE}, Answer(stops_after=2000)) as world:
+        wanted = from_server(world, data)
+        assert get(wanted, tmp_path, patience=SOON).state == "verified"
+        assert get(wanted, tmp_path, patience=SOON).state == "verified"
+    assert len(world.asked) == 2, "a set that is there is not fetched again"
+    assert left_in(tmp_path) == ["a.bin", "b.bin", local.RECEIPT]
+    assert (tmp_path / "things-bin" / "a.bin").read_bytes() == FILES["a.bin"]
+
+
+def test_get_mends_a_damaged_set(tmp_path):
+    with serving({"things.tar.gz": ARCHIVE}) as world:
+        wanted = from_server(world, BARE)
+        get(wanted, tmp_path, patience=SOON)
+        (tmp_path / "things-bin" / "a.bin").write_bytes(b"0" * 5000)
+        assert local.status_of(wanted, tmp_path).state == "damaged", "the receipt knows what nobody publishes"
+        assert get(wanted, tmp_path, patience=SOON).state == "verified"
+    assert (tmp_path / "things-bin" / "a.bin").read_bytes() == FILES["a.bin"]
+
+
+def test_the_second_way_is_taken_where_the_first_is_closed(tmp_path):
+    with serving({**FILES, "things.tar.gz": ARCHIVE}) as world:
+        gone = (Download(world.address("gone.tar.gz")),)
+        singly = tuple(Download(world.address(file.name), file.md5) for file in THINGS.files)
+        assert get(replace(THINGS, ways=(gone, singly)), tmp_path, patience=SOON).state == "verified"
+
+
+def test_an_archive_of_something_else_leaves_nothing_and_spoils_no_later_try(tmp_path):
+    other = packed({"a.bin": FILES["a.bin"]})
+    with serving({"things.tar.gz": other}) as world:
+        wanted = from_server(world, content=other)
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"holds no b\.bin"):
+                get(wanted, tmp_path, patience=SOON)
+    assert len(world.asked) == 2
+    assert left_in(tmp_path) == []
+
+
+def test_no_path_of_an_archive_is_followed(tmp_path):
+    evil = packed(FILES, folder="../../outside")
+    with serving({"things.tar.gz": evil}) as world:
+        assert get(from_server(world, content=evil), tmp_path / "root", patience=SOON).state == "verified"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
+
+
+def test_a_set_without_an_address_says_how_it_is_brought(tmp_path):
+    with pytest.raises(DataError, match=r"no public address, https.*; then: aida data import imagenet PATH"):
+        get(sets.IMAGENET, tmp_path)
+
+
+def test_two_processes_do_not_bring_one_set_at_once(tmp_path, copy):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "root" / ".downloads").mkdir(parents=True)
+    with (tmp_path / "root" / ".downloads" / "things.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="by another process"):
+            import_from(THINGS, copy, tmp_path / "root")
+    assert import_from(THINGS, copy, tmp_path / "root").state == "verified"
+
+
+# local copies
+
+
+def test_a_copy_with_the_published_checksums_is_verified(tmp_path, copy):
+    assert import_from(THINGS, copy, tmp_path / "root").state == "verified"
+
+
+def test_a_copy_in_another_order_is_there_but_not_verified(tmp_path, copy):
+    found = import_from(BARE, copy, tmp_path / "root")
+    assert found.state == "not verified"
+    assert "not checked against the published checksum" in found.remark
+
+
+def test_the_official_archive_as_a_copy_is_verified(tmp_path):
+    (tmp_path / "mine.tgz").write_bytes(ARCHIVE)
+    wanted = replace(BARE, ways=((Download("http://127.0.0.1:9/things.tar.gz", md5(ARCHIVE)),),))
+    assert import_from(wanted, tmp_path / "mine.tgz", tmp_path / "root").state == "verified"
+
+
+def test_a_copy_may_be_packed_as_it_is_published(tmp_path, copy):
+    (copy / "a.bin.gz").write_bytes(gzip.compress(FILES["a.bin"]))
+    (copy / "a.bin").unlink()
+    assert import_from(THINGS, copy.parent / "copy", tmp_path / "root").state == "verified"
+
+
+def test_get_again_puts_the_official_files_in_the_place_of_a_copy(tmp_path, copy):
+    import_from(BARE, copy, tmp_path)
+    with serving({"things.tar.gz": ARCHIVE}) as world:
+        assert get(from_server(world, BARE), tmp_path, patience=SOON).state == "not verified"
+        assert get(from_server(world, BARE), tmp_path, again=True, patience=SOON).state == "verified"
+
+
+def test_a_bad_copy_does_not_replace_a_good_one(tmp_path, copy):
+    import_from(THINGS, copy, tmp_path / "root")
+    for content, rule in ((b"short", "5 bytes where 5,000 belong"), (b"0" * 5000, "is published")):
+        (copy / "a.bin").write_bytes(content)
+        with pytest.raises(DataError, match=rule):
+            import_from(THINGS, copy, tmp_path / "root")
+        assert local.status_of(THINGS, tmp_path / "root").state == "verified"
+    assert left_in(tmp_path / "root") == ["a.bin", "b.bin", local.RECEIPT]
+
+
+def test_a_path_that_holds_nothing_of_the_set_is_one_line(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    for path, rule in (("notes.txt", "neither a folder that holds a.bin, b.bin nor"), ("gone", "there is no ")):
+        with pytest.raises(DataError, match=rule):
+            import_from(THINGS, tmp_path / path, tmp_path / "root")
+
+
+def test_image_folders_are_counted_and_copied_or_linked(tmp_path):
+    for split, count in (("train", 3), ("val", 1)):
+        for label in ("n01", "n02"):
+            (tmp_path / "pictures" / split / label).mkdir(parents=True)
+            for number in range(count):
+                (tmp_path / "pictures" / split / label / f"{number}.JPEG").touch()
+    tree = DataSet("tree", "Tree", "https://example.org", "tree", tree=ImageTree(2, {"train": 6, "val": 2}))
+    assert import_from(tree, tmp_path / "pictures", tmp_path / "a").state == "not verified"
+    assert not (tmp_path / "a" / "tree").is_symlink()
+    linked = replace(tree, linked=True)
+    for _ in range(2):
+        assert import_from(linked, tmp_path / "pictures", tmp_path / "b").state == "not verified"
+    assert (tmp_path / "b" / "tree").is_symlink()
+    (tmp_path / "pictures" / "val" / "n02" / "0.JPEG").unlink()
+    with pytest.raises(DataError, match="holds 1 images in class folders where 2 belong"):
+        import_from(tree, tmp_path / "pictures", tmp_path / "c")
+
+
+# what is there
+
+
+def test_missing_and_damaged_data_name_the_place_and_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIDA_DATA", str(tmp_path))
+    folder = tmp_path / "cifar-10-batches-bin"
+    mend = re.escape("aida data get cifar10 (or, from a copy you have: aida data import cifar10 PATH)")
+    with pytest.raises(DataError, match=f"is not at {re.escape(str(folder))}; bring it with: {mend}$"):
+        local.require(sets.CIFAR10)
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(b"0")
+    with pytest.raises(DataError, match=f"1.bin is damaged, it has 1 bytes where 30,730,000 belong; mend .*{mend}$"):
+        local.require(sets.CIFAR10)
+    with pytest.raises(DataError, match=f"--data {re.escape(str(tmp_path / 'else'))}"):
+        local.require(sets.CIFAR10, tmp_path / "else")
+
+
+def test_the_root_is_the_argument_then_the_variable_then_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIDA_DATA", str(tmp_path / "named"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root(tmp_path) == tmp_path
+    assert data_root() == tmp_path / "named"
+    monkeypatch.delenv("AIDA_DATA")
+    assert data_root() == tmp_path / "cache" / "aida"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert data_root() == Path.home() / ".cache" / "aida"
+
+
+def test_every_declared_set_can_be_told_apart():
+    for values in ([each.name for each in sets.SETS], [each.folder for each in sets.SETS]):
+        assert len(set(values)) == len(values)
+    for data in sets.SETS:
+        for way in data.ways:
+            for source in way:
+                assert source.address.startswith("http")
+                assert re.fullmatch("[0-9a-f]{32}", source.md5 or "")
+
+
+def call(*words: object):
+    return CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+
+
+def test_the_command_line_gets_imports_and_lists(tmp_path, copy, monkeypatch):
+    with serving({"things.tar.gz": ARCHIVE}) as world:
+        monkeypatch.setattr(sets, "SETS", (from_server(world), sets.DIGITS))
+        monkeypatch.setattr(local, "SETS", sets.SETS)
+        missing = call("data", "list", "--data", tmp_path / "a")
+        assert "missing" in missing.output
+        found = call("data", "get", "things", "--data", tmp_path / "a")
+    assert found.exit_code == 0, found.output
+    assert "things.tar.gz: 0.0 of 0.0 MB" in found.output, "plain lines where there is no terminal"
+    assert f"things: verified, {tmp_path / 'a' / 'things-bin'}" in found.output
+    assert "verified" in call("data", "import", "things", copy, "--data", tmp_path / "b").output
+    listed = call("data", "list", "--data", tmp_path / "b").output
+    assert str(tmp_path / "b" / "things-bin") in listed
+    assert "missing" not in listed
+    failed = call("data", "import", "things", tmp_path / "nothing", "--data", tmp_path / "c")
+    assert failed.exit_code == 2
+    assert failed.output.count("\n") == 1
+    assert "did you mean 'things'" in call("data", "get", "thing").output
