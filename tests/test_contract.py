@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -16,6 +17,7 @@ from torch.nn import Linear, Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from aida import Aida
+from aida.backends import cpu
 
 NAN, INF = math.nan, math.inf
 
@@ -300,3 +302,8 @@ def test_every_value_lives_in_its_group_and_survives_a_checkpoint() -> None:
     assert {key: other.param_groups[1][key] for key in values} == {
         key: Aida([weight()]).defaults[key] for key in values
     }
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="an installation without a C compiler is allowed")
+def test_the_c_kernel_is_there_where_its_tests_must_not_be_left_out() -> None:
+    assert cpu.available()

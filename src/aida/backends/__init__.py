@@ -96,6 +96,18 @@ class Batch:
         """How many tensors each run has."""
         return [count for _, count in self.runs]
 
+    def may_change(self, finite: Tensor, hyper: Hyper) -> Tensor | None:
+        """Which tensors may change in this step, of the shape of ``finite``; None where nothing could forbid it."""
+        allowed = finite if hyper.nonfinite == "skip" else None
+        if self.found_inf is not None:
+            clean = (self.found_inf.reshape(()) == 0).expand(finite.shape)
+            allowed = clean if allowed is None else allowed & clean
+        return allowed
+
+    def sits_out(self, finite: Tensor) -> Tensor:
+        """Which tensors are to be counted as skipped: not those of a step that GradScaler lets pass as a whole."""
+        return ~finite if self.found_inf is None else ~finite & (self.found_inf.reshape(()) == 0)
+
     def slices(self) -> Iterator[tuple[Hyper, slice]]:
         """Each run's values and where its tensors lie in the lists."""
         start = 0

@@ -94,7 +94,7 @@ class Foreach:
                 assert squared_norm is not None
                 scale = scale * clip_coefficient(squared_norm, hyper.clip_norm).to(scale.dtype)
                 products = rescaled_products(Gram(*sums.unbind(1)), scale, hyper.beta1, hyper.l2)
-            change = _may_change(batch, self._finite[where], hyper)
+            change = batch.may_change(self._finite[where], hyper)
             # under a trace, and on a device, nothing may depend on values: mask instead of branching
             if change is not None and batch.device.type == "cpu" and not torch.compiler.is_compiling():
                 change = None if bool(change.all()) else change
@@ -230,16 +230,8 @@ def _advance(batch: Batch, where: slice, hyper: Hyper, finite: Tensor, change: T
     dtype = batch.steps[where.start].dtype
     torch._foreach_add_(batch.steps[where], list(change.to(dtype).unbind()))
     if hyper.nonfinite == "skip":
-        counts = ~finite if batch.found_inf is None else ~finite & (batch.found_inf.reshape(()) == 0)
+        counts = batch.sits_out(finite)
         torch._foreach_add_(batch.skipped[where], list(counts.to(batch.skipped[where.start].dtype).unbind()))
-
-
-def _may_change(batch: Batch, finite: Tensor, hyper: Hyper) -> Tensor | None:
-    change = finite if hyper.nonfinite == "skip" else None
-    if batch.found_inf is not None:
-        clean = (batch.found_inf.reshape(()) == 0).expand(len(finite))
-        change = clean if change is None else change & clean
-    return change
 
 
 def _grad_scale(batch: Batch, hyper: Hyper) -> Tensor:

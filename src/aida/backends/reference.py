@@ -75,15 +75,13 @@ class Reference:
             theta = theta * (1 - hyper.lr * hyper.decay)
         theta = theta - hyper.lr * m_hat / v_hat.sqrt()
 
-        update = _allowed(batch, self._finite[i], hyper)
+        update = batch.may_change(self._finite[i], hyper)
         _write(param, theta, update)
         _write(exp_avg, m, update)
         _write(exp_avg_var, v, update)
         _write(batch.steps[i], step, update)
         if hyper.nonfinite == "skip":
-            overflow = batch.found_inf
-            counts = ~self._finite[i] if overflow is None else ~self._finite[i] & (overflow.reshape(()) == 0)
-            batch.skipped[i].add_(counts)
+            batch.skipped[i].add_(batch.sits_out(self._finite[i]))
 
 
 def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
@@ -94,15 +92,6 @@ def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
 def _before(tensor: Tensor) -> Tensor:
     """The tensor as it is now: autograd must not find a value that it saved overwritten at the end."""
     return tensor.clone() if torch.is_grad_enabled() else tensor
-
-
-def _allowed(batch: Batch, finite: Tensor, hyper: Hyper) -> Tensor | None:
-    """Whether this tensor may change in this step; None where nothing could forbid it."""
-    allowed = finite if hyper.nonfinite == "skip" else None
-    if batch.found_inf is not None:
-        clean = batch.found_inf.reshape(()) == 0
-        allowed = clean if allowed is None else allowed & clean
-    return allowed
 
 
 def _write(target: Tensor, value: Tensor, allowed: Tensor | None) -> None:

@@ -191,7 +191,7 @@ class Triton:
     def _shelved(self, batch: Batch, moving: list[int]) -> Tables:
         """The table last used with these addresses: a training loop gets the same memory every few steps."""
         shelf = self._shelf
-        if shelf and (shelf[0].params is not batch.params or shelf[0].counts != batch.counts()):
+        if shelf and shelf[0].params is not batch.params:  # another list: another roster, perhaps other groups
             shelf.clear()
             self._spare = None
         for tables in shelf:
