@@ -1,0 +1,58 @@
+"""Learning-rate schedules as frozen values: each gives the factor on the base lr at a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """The factor on the base learning rate."""
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        """At 0-based ``epoch`` of ``epochs`` and 0-based ``step`` of the whole run."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The base lr throughout."""
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """A factor of ``by`` from the start of each 0-based epoch in ``at``, counted for runs of ``of`` epochs.
+
+    A run of another length decays at the same shares of its length, so that a shortened run is the
+    whole protocol in small.
+    """
+
+    at: tuple[int, ...]
+    of: int
+    by: float = 0.1
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        # integers: 0.8 * 200 is not 160 in floating point
+        passed = sum(epoch * self.of >= start * epochs for start in self.at)
+        return float(self.by**passed)
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot:
+    """The transformer's ``scale * d_model^-1/2 * min(n^-1/2, n * warmup^-3/2)`` at the n-th step, n from 1.
+
+    The value is the learning rate itself for a base lr of ``reference``, at which the paper's adaptive
+    methods run; another base lr multiplies it in proportion.
+    """
+
+    d_model: int
+    warmup: int
+    scale: float
+    reference: float = 1e-3
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        n = step + 1
+        lr: float = self.scale * self.d_model**-0.5 * min(n**-0.5, n * self.warmup**-1.5)
+        return lr / self.reference
