@@ -9,8 +9,8 @@ of sorting. A roster that no longer holds is thrown away, never repaired.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress
-from operator import attrgetter, is_, itemgetter
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_, is_not, itemgetter
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Roster:
         self._addresses = list(map(_address, params))
         self._strides = list(map(_stride, params))
         self._present = [grad is not None for grad in grads]
+        self._all_present = all(self._present)
         self._grad_dtypes = list(map(_dtype, present))
         self._grad_strides = list(map(_stride, present))
         self._alike = all(map(lies_like, present, compress(params, self._present)))
@@ -64,9 +65,13 @@ class Roster:
         self, params: list[Tensor], grads: list[Tensor | None], state: dict[Any, Any], hypers: list[Hyper]
     ) -> dict[Route, Batch] | None:
         """The batches with this step's gradients and values; None if anything but those changed."""
-        if not self._holds(params, state) or [grad is not None for grad in grads] != self._present:
+        if not self._holds(params, state):
             return None
-        present: list[Tensor] = [grad for grad in grads if grad is not None]
+        present: list[Tensor] = grads  # type: ignore[assignment]
+        if not self._all_present or not all(map(is_not, grads, repeat(None))):
+            if [grad is not None for grad in grads] != self._present:
+                return None
+            present = [grad for grad in grads if grad is not None]
         if list(map(_dtype, present)) != self._grad_dtypes:
             return None
         try:
