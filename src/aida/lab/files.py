@@ -1,0 +1,210 @@
+"""Files that are whole or not there: written to the side, synced, renamed. And what a full disk says."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TEMPORARY = ".tmp"
+
+#: What helps when there is no room, by the reason the system gives.
+_NO_ROOM = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room within the quota",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+}
+
+
+class StoreError(Exception):
+    """A run's folder cannot be read or written; the message says what, why, and what mends it."""
+
+
+@contextmanager
+def writing(path: Path, wanted: int | None = None) -> Iterator[None]:
+    """Whatever the system refuses while ``path`` is written, with ``wanted`` bytes, becomes a :class:`StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error, wanted) from error
+
+
+def _refused(path: Path, error: OSError, wanted: int | None) -> StoreError:
+    said = f"cannot write {path}: {error.strerror or error}"
+    remedy = _NO_ROOM.get(error.errno or 0)
+    if remedy is None:
+        return StoreError(f"{said}; choose a folder that can be written")
+    if wanted is not None:
+        said += f"; it takes {wanted:,} bytes"
+        if error.errno == errno.ENOSPC:
+            said += f" and {shutil.disk_usage(path.parent).free:,} are free"
+    return StoreError(f"{said}. What was saved before is whole: {remedy}, and the same command goes on from it")
+
+
+class SideFile:
+    """A file in the making, beside its place, where :meth:`publish` puts it whole; else nothing of it stays.
+
+    ``write`` never raises, it keeps the first failure for ``publish``: torch.save calls it from C++, which turns
+    any exception, a KeyboardInterrupt too, into a RuntimeError about positions in its archive. What comes after a
+    failure is only counted, so that the error can say how much room it would have taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._side = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+        self._failure: BaseException | None = None
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+        with writing(path):
+            self._file = self._side.open("wb", buffering=0)
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data)
+        self.size += len(view)
+        if self._failure is None:
+            try:
+                self._sha256.update(view)
+                _write_all(self._file.fileno(), view)
+            except BaseException as failure:
+                self._failure = failure
+        return len(view)
+
+    def flush(self) -> None:
+        """torch.save asks for it; nothing is held back here."""
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what was written."""
+        return self._sha256.hexdigest()
+
+    def publish(self, name: str | None = None) -> None:
+        """Sync it and rename it to its place, or to ``name`` in the same folder where that is known only now."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._side, self._path.with_name(name) if name else self._path)
+            sync_folder(self._path.parent)
+        except OSError as error:
+            self._discard()  # first, so that the room it took counts as free
+            raise _refused(self._path, error, self.size) from error
+
+    def _discard(self) -> None:
+        self._file.close()
+        with suppress(OSError):
+            self._side.unlink()
+
+    def __enter__(self) -> SideFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._discard()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put ``content`` in the place of ``path``, at once."""
+    with SideFile(path) as side:
+        side.write(content)
+        side.publish()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left in the making. Only for who holds the folder's lock."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(".") and path.name.endswith(_TEMPORARY):
+            with suppress(OSError):  # in the way of nothing
+                path.unlink()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line, or nothing where there is no room for all of it."""
+    content = (line + "\n").encode()
+    with writing(path, len(content)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                _write_all(descriptor, memoryview(content))
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def sync(path: Path) -> int:
+    """Have the disk keep what a file holds; returns its length, 0 where there is none."""
+    with writing(path):
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return 0
+        try:
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep a folder's names: a renamed file may be lost with the power until then."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def json_text(value: Any, *, indent: int | None = None, sort: bool = False) -> str:
+    """JSON that any reader takes: numbers that are not finite become null."""
+    return json.dumps(_finite(value), indent=indent, sort_keys=sort, allow_nan=False)
+
+
+def write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Equal content gives equal bytes."""
+    write_whole(path, (json_text(content, indent=2, sort=True) + "\n").encode())
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no file, :class:`StoreError` where it holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise StoreError(f"{path} is damaged: it holds no JSON object")
+    return content
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(descriptor, view) :]  # a disk that fills up takes a part first and refuses the rest

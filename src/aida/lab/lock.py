@@ -1,0 +1,113 @@
+"""One process works on a run: a lock that the system itself lets go of when its holder dies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from aida.lab.files import StoreError, writing
+
+#: Seconds to bear with a lock that is held: a reader that only asks holds one for microseconds.
+_PATIENCE = 0.25
+
+#: Descriptors of the locks that this process holds.
+_mine: set[int] = set()
+
+
+class RunBusyError(Exception):
+    """Another process works on the run."""
+
+
+class Lock:
+    """Held from its making to :meth:`release`, or to the death of the process. Its file stays, and names the holder."""
+
+    def __init__(self, path: Path) -> None:
+        end = time.monotonic() + _PATIENCE
+        while (descriptor := _try(path)) is None:
+            if time.monotonic() > end:
+                raise RunBusyError(
+                    f"{path.parent} is being worked on by {_holder(path)}; wait until it is done, or stop it"
+                )
+            time.sleep(0.01)
+        self._descriptor = descriptor
+        _let_go_in_forks()
+        _mine.add(descriptor)
+        with suppress(OSError):  # for people; the lock holds without it, on a full disk say
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def release(self) -> None:
+        """Let it go; a second time, or in a fork of the holder, does nothing."""
+        if self._descriptor in _mine:
+            _mine.discard(self._descriptor)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock at this moment; takes no part in it, and writes nothing."""
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: nobody can hold one
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _try(path: Path) -> int | None:
+    """The descriptor that holds the lock, or None where another one does."""
+    try:
+        import fcntl
+    except ImportError:
+        raise StoreError(
+            "runs are kept apart by flock, which this system does not have; on Windows train under WSL"
+        ) from None
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreError(
+            f"{path} cannot be locked ({error.strerror}): this file system has no locks; use another --out"
+        ) from error
+    # held by another, or of a file that was removed between open and flock, which would keep nobody out
+    os.close(descriptor)
+    return None
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+@cache
+def _let_go_in_forks() -> None:
+    """Forks, such as a loader's workers, must not keep the lock of a holder that was killed."""
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _close_inherited() -> None:
+    for descriptor in _mine:
+        os.close(descriptor)
+    _mine.clear()
