@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import aida
-from aida.lab.models import lstm
+from aida.lab.models import lstm, transformer
 from aida.lab.models.lstm import (
     AwdLstm,
     WeightDrop,
@@ -20,7 +19,7 @@ from aida.lab.models.lstm import (
     in_one_chunk,
     locked_dropout,
 )
-from aida.lab.models.transformer import Transformer, sinusoid
+from aida.lab.models.transformer import Transformer, attend, sinusoid
 from lab_cases import PAD, language_loss, one_thread_and_a_seed, tiny_transformer, translation_loss, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
@@ -288,17 +287,25 @@ def test_transformer_is_the_literal_one_wherever_the_loss_looks() -> None:
 
 def test_attention_weights_are_dropped_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rates = tiny_transformer(0.1), []
-    attend = functional.scaled_dot_product_attention
 
-    def recorded(*args: Tensor, dropout_p: float, **rest: Any) -> Tensor:
-        rates.append(dropout_p)
-        return attend(*args, dropout_p=dropout_p, **rest)
+    def recorded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
+        rates.append(dropout)
+        return attend(query, key, value, seen, dropout)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(transformer, "attend", recorded)
     source, target = words(1, 4, vocabulary=50), words(1, 3, vocabulary=50)
     model(source, target)
     model.eval()(source, target)
     assert rates == [0.1] * 6 + [0.0] * 6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_torchs_own(causal: bool) -> None:
+    query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind()
+    seen = torch.arange(5) < torch.tensor([[5], [3]])
+    mask = None if causal else seen[:, None, None, :]
+    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+    torch.testing.assert_close(attend(query, key, value, None if causal else seen, 0.0), expected)
 
 
 def test_sinusoid_is_the_published_table() -> None:

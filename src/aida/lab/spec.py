@@ -80,7 +80,11 @@ class Experiment:
     metrics: Mapping[str, Metric]
     #: What the paper reports, by method (:attr:`RunSpec.method`).
     paper: Mapping[str, PaperFigure] = field(default_factory=lambda: MappingProxyType({}))
+    #: The variant that those figures compare with; empty for the default.
+    paper_variant: str = ""
     adjustments: tuple[Adjustment, ...] = ()
+    #: Data sets of the variants that read others.
+    variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     #: Whether compiling the model pays on a GPU: it costs most of a minute at the start.
     compiled: bool = False
     #: Steps between two stepsize measurements when asked for without a number.
@@ -91,6 +95,10 @@ class Experiment:
     @property
     def variants(self) -> tuple[str, ...]:
         return tuple(self.metrics)
+
+    def reads(self, variant: str) -> tuple[str, ...]:
+        """The data sets of a variant."""
+        return self.variant_data.get(variant, self.data)
 
     def tuned(self, optimizer: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The optimizer's values for this experiment: defaults, tuned values, adjustments, then ``given``."""

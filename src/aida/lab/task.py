@@ -47,7 +47,7 @@ class Task(Protocol):
         """Draw this epoch's order; returns its number of steps. Called again after a resume within the epoch."""
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """What step ``index`` of the epoch reads: tensors on the device, of equal shapes in steps of equal :meth:`kind`."""
+        """What step ``index`` of the epoch reads, on the device; equal shapes for steps of equal :meth:`kind`."""
 
     def kind(self, index: int) -> str:
         """Which step it is, where the code or the shapes of steps differ; each kind becomes a CUDA graph of its own."""

@@ -78,17 +78,20 @@ class WeightDropLSTM(nn.Module):
     def forward(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         recurrent = functional.dropout(self.weight_hh, self.rate, self.training)
         weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
-        out, hidden, cell = torch.lstm(
-            x,
-            state,
-            in_one_chunk(weights) if x.is_cuda else weights,
-            True,  # has_biases
-            1,  # num_layers
-            0.0,  # dropout between layers
-            self.training,
-            False,  # bidirectional
-            False,  # batch_first
-        )
+        # Never in half precision: under bfloat16 autocast torch casts cuDNN's LSTM to float16, whose gradients
+        # would need a loss scale; and the recurrence waits for its steps, not for its products.
+        with torch.autocast(x.device.type, enabled=False):
+            out, hidden, cell = torch.lstm(
+                x,
+                state,
+                in_one_chunk(weights) if x.is_cuda else weights,
+                True,  # has_biases
+                1,  # num_layers
+                0.0,  # dropout between layers
+                self.training,
+                False,  # bidirectional
+                False,  # batch_first
+            )
         return out, (hidden, cell)
 
 

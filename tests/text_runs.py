@@ -1,0 +1,106 @@
+"""Driving a text task without the training loop: a spec, a few steps, a checkpoint in memory."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aida.lab.data import DataError, local, sets
+from aida.lab.spec import Precision, RunSpec
+from aida.lab.task import Setting, Task
+
+
+def setting(
+    *,
+    batch: int,
+    seed: int = 3,
+    limit: int | None = None,
+    variant: str = "default",
+    precision: Precision = "fp32",
+    compiled: bool = False,
+) -> Setting:
+    spec = RunSpec(
+        experiment="text",
+        optimizer="sgd",
+        hyper={},
+        seed=seed,
+        epochs=1,
+        batch=batch,
+        precision=precision,
+        variant=variant,
+        compiled=compiled,
+        limit=limit,
+    )
+    return Setting(spec, torch.device("cpu"))
+
+
+def sgd(task: Task, lr: float = 0.1) -> dict[str, Optimizer]:
+    """With momentum, so that it has state to lose."""
+    return {name: torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9) for name, module in task.modules.items()}
+
+
+def steps(task: Task, optimizers: dict[str, Optimizer], first: int, last: int) -> list[Tensor]:
+    """The losses of these steps of the epoch that has begun."""
+    return [task.step(task.kind(i), task.batch(i), optimizers) for i in range(first, last)]
+
+
+def checkpoint(task: Task, optimizers: dict[str, Optimizer]) -> dict[str, Any]:
+    """All that the loop keeps of a run, as it is now."""
+    return copy.deepcopy(
+        {
+            "modules": {name: module.state_dict() for name, module in task.modules.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+            "extra": task.extra_state(),
+            "rng": torch.get_rng_state(),
+        }
+    )
+
+
+def restore(task: Task, optimizers: dict[str, Optimizer], kept: dict[str, Any]) -> None:
+    for name, module in task.modules.items():
+        module.load_state_dict(kept["modules"][name])
+        optimizers[name].load_state_dict(kept["optimizers"][name])
+    task.load_extra_state(kept["extra"])
+    torch.set_rng_state(kept["rng"])
+
+
+def assert_resumes_within_an_epoch(make: functools.partial[Any], epoch: int = 2, first: int = 2, last: int = 5) -> None:
+    """Another task, begun anew and given the checkpoint, takes bitwise the same steps to the same place."""
+    torch.manual_seed(7)
+    task = make()
+    optimizers = sgd(task)
+    task.begin_epoch(epoch)
+    steps(task, optimizers, 0, first)
+    kept = checkpoint(task, optimizers)
+    wanted = steps(task, optimizers, first, last)
+
+    torch.manual_seed(8)
+    other = make()
+    others = sgd(other)
+    other.begin_epoch(0)
+    steps(other, others, 0, 1)  # a past of its own, which must not show
+    restore(other, others, kept)
+    other.begin_epoch(epoch)
+    got = steps(other, others, first, last)
+    assert [loss.item() for loss in got] == [loss.item() for loss in wanted]
+    for name, module in task.modules.items():
+        for mine, theirs in zip(module.parameters(), other.modules[name].parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    assert task.evaluate(False) == other.evaluate(False)
+
+
+def needs(data: sets.DataSet) -> pytest.MarkDecorator:
+    """A mark that skips where the set is not under the data root, or not tokenised and spaCy not there."""
+    try:
+        folder = local.require(data)
+    except DataError as error:
+        return pytest.mark.skipif(True, reason=str(error))
+    ready = all((folder / name).is_file() for name in data.derived) or find_spec("spacy") is not None
+    return pytest.mark.skipif(not ready, reason=f"{data.title} is not tokenised yet, and spaCy is not there")
