@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aida.backends import Batch
-from aida.backends.capture import send_during_capture
+from aida.backends.capture import beside_capture, send_during_capture
 from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
 from aida.backends.launch import Launch
 from aida.backends.mailbox import Mailbox
@@ -235,11 +235,15 @@ class Triton:
         return tables
 
     def _take_spare(self, batch: Batch) -> Spare:
-        """A table for a CUDA graph: no eager step may share it, and none can be made during capture.
+        """A table for a CUDA graph: no eager step may share it, and it must lie outside the graph's own memory.
 
-        Memory taken during capture belongs to the graph, whose earlier kernels may use the same place.
+        Memory taken on the captured stream belongs to the graph, whose earlier kernels may use the same place.
+        One table lies ready after an eager step; further graphs in a row get theirs beside the capture.
         """
         spare, self._spare = self._spare, None
+        if spare is None and self._captured and self._shelf and self._shelf[0].params is batch.params:
+            with beside_capture(self._captured[-1][1].streams) as stream:
+                spare = make_spare(batch, self._shelf[0]) if stream is not None else None
         if spare is None or spare.tables.counts != batch.counts():
             raise RuntimeError(
                 "a CUDA graph of Aida's step can be captured only after an eager step with the same parameters and "
