@@ -1,0 +1,90 @@
+"""The machine a run is on: chosen, set up as the spec asks, and described."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aida.lab.spec import RunSpec
+from aida.version import __version__
+
+
+def choose_device(asked: str | None) -> torch.device:
+    """The device asked for, else a GPU where there is one."""
+    if asked is None:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(asked)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device {asked}: torch {torch.__version__} sees no CUDA device; use --device cpu")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    return device
+
+
+def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
+    """Precision, repeatability and threads as the run wants them; process-wide, as torch keeps them."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    # under bf16 what autocast leaves in float32, the recurrence of an LSTM, may use the tensor cores too
+    tf32 = spec.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # Trying out which of cuDNN's algorithms is fastest would choose differently from run to run.
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if spec.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(spec.deterministic)
+
+
+def describe(device: torch.device, path: str) -> dict[str, Any]:
+    """What a reader needs to judge a run's numbers by."""
+    gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
+        "device_type": device.type,
+        "path": path,
+        "threads": torch.get_num_threads(),
+        "git": _commit(),
+        "versions": {
+            "aida": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if gpu else None,
+            "triton": _version("triton"),
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _commit() -> str | None:
+    """The commit this package runs from, with a + where files differ from it; None where it is no checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,84 @@
+"""The optimizers of a run: built from its spec, and their learning rates set by the loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aida.catalog import find
+from aida.lab.spec import RunSpec, outside
+
+
+def optimizer_class(spec: RunSpec) -> type[Optimizer]:
+    """The class a spec names."""
+    return outside(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
+
+
+def can_be_captured(spec: RunSpec) -> bool:
+    """Whether its step can be part of a CUDA graph: it keeps its counters, and takes its lr, on the device."""
+    kind = optimizer_class(spec)
+    # torch's SGD counts nothing, and its fused form reads lr on the device
+    return "capturable" in _arguments(kind) or kind is torch.optim.SGD
+
+
+def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Optimizer:
+    """The optimizer of a spec.
+
+    On a GPU in the form that a CUDA graph can hold, wherever there is one: a step taken plainly then gives
+    the same numbers as a recorded one, to the last bit.
+    """
+    kind = optimizer_class(spec)
+    accepted = _arguments(kind)
+    # JSON has no tuples, and betas are one
+    hyper: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in spec.hyper.items()
+    }
+    if device.type == "cuda" and kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        hyper.setdefault("fused", True)  # the fastest of its paths; the catalog's own choose by themselves
+    if device.type == "cuda" and can_be_captured(spec):
+        if "capturable" in accepted:
+            hyper["capturable"] = True
+        lr = hyper.get("lr", accepted["lr"].default if "lr" in accepted else None)
+        hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
+    make: Callable[..., Optimizer] = kind
+    return make(params, **hyper)
+
+
+class LearningRate:
+    """Sets the learning rate of all groups: in place where a CUDA graph reads it, else as a number."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        first = self._optimizers[0].param_groups[0]["lr"]
+        self._tensor = first if isinstance(first, Tensor) else None
+        self.base = float(first)
+        self._value: float | None = None
+        self.hold()
+
+    def hold(self) -> None:
+        """Put our own tensor into the groups: at first, and after a checkpoint brought others."""
+        self._value = None
+        if self._tensor is not None:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self._tensor
+
+    def set(self, value: float) -> None:
+        if value == self._value:
+            return
+        self._value = value
+        if self._tensor is not None:
+            self._tensor.fill_(value)
+            return
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = value
+
+
+def _arguments(kind: type[Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind).parameters

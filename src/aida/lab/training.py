@@ -1,0 +1,157 @@
+"""A run in memory: trained epoch by epoch, taken apart into a checkpoint and put together again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aida.lab.environment import choose_device, set_up
+from aida.lab.experiments import find_experiment
+from aida.lab.optimizers import LearningRate, build, can_be_captured
+from aida.lab.spec import RunSpec
+from aida.lab.steps import GraphSteps, PlainSteps, Steps
+from aida.lab.task import Setting
+from aida.stepsizes import Record, StepsizeProbe
+
+#: Called after every step; what it raises ends the epoch where it is.
+AfterStep = Callable[[], None]
+
+
+class Training:
+    """One run: its task, optimizers and position. Building it seeds torch and sets process-wide switches."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        device: str | None = None,
+        data_root: Path | None = None,
+        inception: Path | None = None,
+        workers: int = 4,
+        graph: bool | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.experiment = find_experiment(spec.experiment)
+        self.device = choose_device(device)
+        set_up(spec, self.device, threads)
+        torch.manual_seed(spec.seed)
+        self.task = self.experiment.task(Setting(spec, self.device, data_root, inception, workers))
+        captured = self._captures(graph)
+        self.optimizers = {
+            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
+        }
+        self._lr = LearningRate(self.optimizers.values())
+        self.steps: Steps = (GraphSteps if captured else PlainSteps)(self.task, self.optimizers)
+        self.probes: list[StepsizeProbe] = []
+        self.epoch = 0  #: epochs completed
+        self.index = 0  #: steps taken in the current one
+        self.step = 0  #: steps taken in all
+        self.epoch_steps = 0  #: steps of the current epoch
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._seconds = 0.0  # of the current epoch, before a break
+
+    def _captures(self, asked: bool | None) -> bool:
+        possible = self.device.type == "cuda" and can_be_captured(self.spec)
+        if asked and not possible:
+            reason = (
+                "needs a CUDA device"
+                if self.device.type != "cuda"
+                else f"needs an optimizer with capturable=True, which {self.spec.optimizer} has not"
+            )
+            raise ValueError(f"--graph {reason}; leave it out, and steps are taken plainly")
+        return possible if asked is None else asked
+
+    def probe(self, sink: Callable[[Record], object]) -> None:
+        """Measure stepsizes at every ``spec.probe_every``-th step; TypeError for an optimizer that is not known."""
+        several = len(self.optimizers) > 1
+        for name, optimizer in self.optimizers.items():
+            named = self.task.modules[name].named_parameters(name if several else "")
+            probe = StepsizeProbe(optimizer, named, self.spec.probe_every, sink, weights_only=True)
+            probe.close()  # no hook sees a replayed graph: the loop asks for each measurement
+            self.probes.append(probe)
+
+    def train_epoch(self, after_step: AfterStep = lambda: None) -> dict[str, Any]:
+        """Train to the end of the current epoch and measure; returns the curve's row."""
+        began = time.perf_counter()
+        steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
+        schedule, epochs = self.experiment.schedule, self.spec.epochs
+        while self.index < steps:
+            index = self.index
+            factor = schedule.factor(self.epoch, self.step, epochs) * self.task.lr_factor(index)
+            self._lr.set(self._lr.base * factor)
+            self._loss += self.steps(self.task.kind(index), self.task.batch(index))
+            self.index += 1
+            self.step += 1
+            if self.probes and self.step % self.spec.probe_every == 0:
+                for probe in self.probes:
+                    probe.measure(self.step)
+            try:
+                after_step()
+            except BaseException:
+                self._seconds += time.perf_counter() - began
+                raise
+        loss = float(self._loss) / max(steps, 1)  # waits for the device
+        seconds = self._seconds + time.perf_counter() - began
+        lr = self._lr.base * schedule.factor(self.epoch, self.step - 1, epochs)
+        began = time.perf_counter()
+        final = self.epoch + 1 == epochs
+        measured = dict(self.task.evaluate(final)) if math.isfinite(loss) else {}
+        self.epoch += 1
+        self.index, self._seconds = 0, 0.0
+        self._loss.zero_()
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "lr": lr,
+            "loss": loss,
+            **measured,
+            "seconds": round(seconds, 4),
+            "eval_seconds": round(time.perf_counter() - began, 4),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All that decides how the run goes on; plain values and tensors."""
+        return {
+            "epoch": self.epoch,
+            "index": self.index,
+            "step": self.step,
+            "loss": self._loss,
+            "seconds": self._seconds,
+            "modules": {name: module.state_dict() for name, module in self.task.modules.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "task": self.task.extra_state(),
+            "random": _random_state(self.device),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`, in a training that has taken no step yet."""
+        self.epoch, self.index, self.step = state["epoch"], state["index"], state["step"]
+        self._loss.copy_(state["loss"])
+        self._seconds = state["seconds"]
+        for name, module in self.task.modules.items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self._lr.hold()
+        self.task.load_extra_state(state["task"])
+        _set_random_state(state["random"], self.device)
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

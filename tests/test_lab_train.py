@@ -1,0 +1,230 @@
+"""The training loop: runs that repeat, differ, diverge, stop, go on, and cannot be lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aida.catalog import catalog
+from aida.lab.events import Event
+from aida.lab.experiments import experiments, find_experiment
+from aida.lab.order import Order
+from aida.lab.spec import RunSpec
+from aida.lab.store import RunFolder, read_curve
+from aida.lab.train import Interrupted, Options, run
+from aida.lab.training import Training
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+
+CPU = Options(device="cpu", threads=1)
+
+
+def digits(optimizer: str = "aida", **changes: Any) -> RunSpec:
+    spec = Order(find_experiment("digits"), (optimizer,), epochs=2).specs()[0]
+    return replace(spec, **changes)
+
+
+def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
+
+
+# -- what a run gives ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", catalog())
+def test_every_optimizer_of_the_catalog_learns_the_digits(optimizer: str, tmp_path: Path) -> None:
+    result = run(digits(optimizer, epochs=3), tmp_path, CPU)
+    assert result["state"] == "finished"
+    assert result["epochs"] == 3
+    assert result["steps"] == 3 * 24
+    assert result["best"] > 30, "ten classes: guessing gives 10"
+
+
+def test_a_run_folder_holds_what_a_reader_needs(tmp_path: Path) -> None:
+    spec = digits(probe_every=24)
+    run(spec, tmp_path, CPU)
+    folder = tmp_path / spec.key
+    written = json.loads((folder / "spec.json").read_text())
+    assert (written["experiment"], written["optimizer"], written["seed"]) == ("digits", "aida", 0)
+    session = json.loads((folder / "env.json").read_text())["sessions"][0]
+    assert session["versions"]["torch"] == torch.__version__
+    assert session["path"] == "plain"
+    assert [row["epoch"] for row in read_curve(folder)] == [1, 2]
+    assert len((folder / "stepsizes.jsonl").read_text().splitlines()) == 2 * (4 + 1), "four weights, and across them"
+    assert not (folder / "checkpoints").exists()
+
+
+def test_one_seed_repeats_and_two_differ(tmp_path: Path) -> None:
+    curves = [
+        without_seconds(read_curve(tmp_path / name / spec.key))
+        for name, spec in (("a", digits()), ("b", digits()), ("c", digits(seed=1)))
+        if run(spec, tmp_path / name, CPU)
+    ]
+    assert curves[0] == curves[1]
+    assert curves[0] != curves[2]
+
+
+def test_measuring_stepsizes_changes_no_number(tmp_path: Path) -> None:
+    plain, probed = digits(), digits(probe_every=5)
+    assert run(plain, tmp_path, CPU) == run(probed, tmp_path, CPU)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = run(digits(), tmp_path, CPU)
+    heard: list[Event] = []
+    assert run(digits(), tmp_path, CPU, heard.append) == first
+    assert [event.kind for event in heard] == ["skipped"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path: Path) -> None:
+    spec = digits("sgd", hyper={**digits("sgd").hyper, "lr": 1e20}, epochs=5)
+    result = run(spec, tmp_path, CPU)
+    assert result["state"] == "diverged"
+    assert "loss" in result["reason"]
+    assert result["epochs"] < 5
+
+
+def test_any_torch_optimizer_can_be_named(tmp_path: Path) -> None:
+    name, values = "torch.optim:NAdam", {"lr": 2e-3, "betas": (0.9, 0.99)}
+    spec = Order(find_experiment("digits"), (name,), values, epochs=3).specs()[0]
+    assert run(spec, tmp_path, CPU)["best"] > 60
+
+
+def test_limited_runs_train_and_measure_less(tmp_path: Path) -> None:
+    assert run(digits(limit=2), tmp_path, CPU)["steps"] == 4
+
+
+def test_bf16_runs_on_a_cpu(tmp_path: Path) -> None:
+    assert run(digits(precision="bf16"), tmp_path, CPU)["best"] > 40
+
+
+# -- stopping and going on ----------------------------------------------------------------------------------
+
+
+def test_a_stopped_run_saves_and_ends_as_it_would_have(tmp_path: Path) -> None:
+    spec = digits(epochs=4, probe_every=7)
+    whole = run(spec, tmp_path / "whole", CPU)
+
+    def stop_in_the_second_epoch(event: Event) -> None:
+        if event.kind == "step" and event.epoch == 1 and event.share > 0.3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(spec, tmp_path / "stopped", CPU, stop_in_the_second_epoch)
+    heard: list[Event] = []
+    assert run(spec, tmp_path / "stopped", CPU, heard.append) == whole
+    assert heard[0].text == "goes on at epoch 1"
+    one, other = tmp_path / "whole" / spec.key, tmp_path / "stopped" / spec.key
+    assert without_seconds(read_curve(one)) == without_seconds(read_curve(other))
+    assert (one / "stepsizes.jsonl").read_text() == (other / "stepsizes.jsonl").read_text()
+
+
+@pytest.mark.parametrize("optimizer", ["aida", "adabelief", "adamw", "sgd", "msvag", "adabound"])
+def test_a_checkpoint_resumes_bit_exactly(optimizer: str) -> None:
+    spec = digits(optimizer, epochs=3)
+    whole = Training(spec, device="cpu", threads=1)
+    whole.train_epoch()
+    state = whole.state()
+    kept = torch.load(_through_a_file(state), weights_only=True)
+    expected = whole.train_epoch()
+    resumed = Training(spec, device="cpu", threads=1)
+    resumed.load(kept)
+    assert without_seconds([resumed.train_epoch()]) == without_seconds([expected])
+    for one, other in zip(
+        whole.task.modules["model"].parameters(), resumed.task.modules["model"].parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_ends_as_if_never_killed(tmp_path: Path) -> None:
+    spec = digits(epochs=40, probe_every=24)
+    whole = tmp_path / "whole"
+    run(spec, whole, replace(CPU, checkpoint_seconds=0))
+    command = [sys.executable, str(Path(__file__).with_name("killed_runs.py")), json.dumps(spec.to_json())]
+    done = subprocess.run(
+        [*command, str(tmp_path / "killed"), "20", "7"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["code"] == 0, done.stderr
+    assert report["killed"] == 20, "the run must be longer than its killers are patient"
+    one, other = whole / spec.key, tmp_path / "killed" / spec.key
+    assert (one / "result.json").read_bytes() == (other / "result.json").read_bytes()
+    assert without_seconds(read_curve(one)) == without_seconds(read_curve(other))
+    assert (one / "stepsizes.jsonl").read_bytes() == (other / "stepsizes.jsonl").read_bytes()
+
+
+def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
+    from aida.lab.store import RunBusyError
+
+    with RunFolder.open(tmp_path, digits()), pytest.raises(RunBusyError):
+        run(digits(), tmp_path, CPU)
+
+
+def test_a_run_outside_the_main_thread_needs_no_signals(tmp_path: Path) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(run(digits(epochs=1), tmp_path, CPU)))
+    thread.start()
+    thread.join(60)
+    assert results
+    assert results[0]["state"] == "finished"
+
+
+# -- what is declared ---------------------------------------------------------------------------------------
+
+
+def test_every_experiment_of_the_paper_is_declared() -> None:
+    from aida.settings import EXPERIMENTS
+
+    assert set(experiments()) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", ["vgg11-cifar10", "resnet34-cifar100"])
+def test_cifar_decays_at_the_start_of_epochs_100_and_160(name: str) -> None:
+    schedule = find_experiment(name).schedule
+    factors = [schedule.factor(epoch, 391 * epoch, 200) for epoch in range(200)]
+    assert factors[:100] == [1.0] * 100
+    assert factors[100:160] == pytest.approx([0.1] * 60)
+    assert factors[160:] == pytest.approx([0.01] * 40)
+
+
+def test_a_shortened_run_decays_at_the_same_shares() -> None:
+    schedule = find_experiment("vgg11-cifar10").schedule
+    factors = [schedule.factor(epoch, 0, 60) for epoch in range(60)]
+    assert factors.count(1.0) == 30
+    assert sum(factor == pytest.approx(0.1) for factor in factors) == 18
+
+
+def test_aida_with_one_projection_has_its_own_eps_on_cifar() -> None:
+    experiment = find_experiment("vgg11-cifar10")
+    assert experiment.tuned("aida")["eps"] == 1e-9
+    assert experiment.tuned("aida", {"projections": 1})["eps"] == 1e-8
+    assert experiment.tuned("aida", {"projections": 1, "eps": 1e-7})["eps"] == 1e-7
+
+
+def test_a_spec_survives_its_file_and_keeps_its_key() -> None:
+    spec = digits()
+    again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.key == spec.key
+    assert replace(spec, seed=1).key != spec.key
+
+
+def _through_a_file(state: dict[str, Any]) -> Any:
+    import io
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
