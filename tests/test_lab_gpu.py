@@ -45,7 +45,7 @@ def spec_of(experiment: str, optimizer: str = "aida", **changes: Any) -> RunSpec
 
 
 def losses(spec: RunSpec, graph: bool, steps: int) -> torch.Tensor:
-    with own_stream(GPU):
+    with own_stream(torch.device("cuda")):
         training = Training(spec, device="cuda", graph=graph)
         assert isinstance(training.steps, GraphSteps) is graph
         training.task.begin_epoch(0)
@@ -67,7 +67,7 @@ def test_fifty_recorded_steps_of_a_net_with_batch_norm() -> None:
 
 def test_every_kind_of_step_is_recorded_once_it_came_often_enough(tmp_path: Path) -> None:
     """An epoch's last batch is smaller; it too becomes a graph, and the gradients seen are those of the last step."""
-    with own_stream(GPU):
+    with own_stream(torch.device("cuda")):
         training = Training(spec_of("vgg11-cifar10"), device="cuda")
         for _ in range(PLAIN_STEPS + 2):
             training.train_epoch()

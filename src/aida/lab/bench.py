@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aida.lab.environment import describe
+from aida.lab.environment import choose_device, describe
 from aida.lab.jobs import Jobs
 from aida.lab.spec import RunSpec
 from aida.lab.stopping import Stop
 from aida.lab.store import read_curve
-from aida.lab.train import Options, own_stream
-from aida.lab.training import Training
+from aida.lab.train import Options, build, own_stream
 
 #: Epochs before the first that counts.
 WARM_UP = 2
@@ -63,11 +62,11 @@ def side_by_side(
     specs: Sequence[RunSpec], epochs: int, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Timing], dict[str, Any]]:
     """Train all specs in turn in this process, epoch by epoch; returns their times and the machine."""
-    with own_stream(options):
+    with own_stream(choose_device(options.device)):
         trainings = []
         for spec in specs:
             say(f"{spec.experiment}, {spec.method}: building")
-            trainings.append(_build(spec, options))
+            trainings.append(build(spec, options))
         rows: list[list[dict[str, Any]]] = [[] for _ in specs]
         for epoch in range(WARM_UP + epochs):
             for training, kept in zip(trainings, rows, strict=True):
@@ -122,17 +121,6 @@ def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
     for each in timings:
         reference = known.get((each.experiment, each.jobs))
         yield each, "" if reference is None else f"{each.training / reference:.3f}×"
-
-
-def _build(spec: RunSpec, options: Options) -> Training:
-    return Training(
-        spec,
-        device=options.device,
-        data_root=options.data_root,
-        workers=options.workers,
-        graph=options.graph,
-        threads=options.threads,
-    )
 
 
 def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:

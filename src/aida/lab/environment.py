@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aida.lab import distributed
 from aida.lab.spec import RunSpec
 from aida.version import __version__
 
@@ -24,7 +25,8 @@ def choose_device(asked: str | None) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"--device {asked}: torch {torch.__version__} sees no CUDA device; use --device cpu")
-        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        # not torch.cuda.current_device(): that opens the device, and a process that only hands out work should not
+        return torch.device("cuda", device.index or 0)
     return device
 
 
@@ -55,6 +57,7 @@ def describe(device: torch.device, path: str) -> dict[str, Any]:
         "device_type": device.type,
         "path": path,
         "threads": torch.get_num_threads(),
+        "processes": distributed.world(),
         "git": _commit(),
         "versions": {
             "aida": __version__,

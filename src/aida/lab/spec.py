@@ -87,6 +87,8 @@ class Experiment:
     variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     #: Whether compiling the model pays on a GPU: it costs most of a minute at the start.
     compiled: bool = False
+    #: Whether several processes that torchrun started can train it together.
+    distributed: bool = False
     #: Steps between two stepsize measurements when asked for without a number.
     probe_every: int = 391
     #: Parts of the protocol a reader must know of: traps of the public code, readings where the paper is silent.

@@ -12,14 +12,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aida.lab.environment import describe
+from aida.lab import distributed
+from aida.lab.environment import choose_device, describe
 from aida.lab.events import Event, Kind, Listener
+from aida.lab.experiments import find_experiment
 from aida.lab.spec import Metric, RunSpec
 from aida.lab.store import RunFolder, writing
 from aida.lab.training import Training
@@ -45,47 +47,59 @@ class Options:
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda event: None) -> Mapping[str, Any]:
-    """Train a run, or go on with it; returns its result, also where it is already there."""
-    with RunFolder.open(out, spec) as folder:
-        if folder.result is not None:
-            listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=folder.result, text="already done"))
-            return folder.result
-        with own_stream(options), _stop_signals() as stop:
-            return _Run(folder, options, listen, stop).carry_out()
+    """Train a run, or go on with it; returns its result, also where it is already there.
+
+    Under torchrun all processes call this together: one of them has the folder, the others follow it.
+    """
+    with ExitStack() as stack:
+        device = stack.enter_context(distributed.joined(choose_device(options.device)))
+        if distributed.world() > 1:
+            if not find_experiment(spec.experiment).distributed:
+                raise ValueError(
+                    f"{spec.experiment} trains in one process; start it without torchrun, --jobs N trains several runs"
+                )
+            options = replace(options, graph=False)  # an all-reduce of gradients is not recorded
+        folder = stack.enter_context(RunFolder.open(out, spec)) if distributed.is_main() else None
+        done = distributed.said_by_main(folder.result if folder is not None else None)
+        if done is not None:
+            listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=done, text="already done"))
+            return dict(done)
+        stack.enter_context(own_stream(device))
+        stop = stack.enter_context(_stop_signals())
+        return _Run(spec, folder, replace(options, device=str(device)), listen, stop).carry_out()
 
 
 class _Run:
-    def __init__(self, folder: RunFolder, options: Options, listen: Listener, stop: threading.Event) -> None:
-        self._folder, self._options, self._listen, self._stop = folder, options, listen, stop
-        self._spec = folder.spec
+    """A run under way; ``folder`` is None in a process that only follows."""
+
+    def __init__(
+        self, spec: RunSpec, folder: RunFolder | None, options: Options, listen: Listener, stop: threading.Event
+    ) -> None:
+        self._spec, self._folder, self._options, self._listen, self._stop = spec, folder, options, listen, stop
         self._saved_at = time.monotonic()
 
     def carry_out(self) -> Mapping[str, Any]:
-        options = self._options
-        self._training = training = Training(
-            self._spec,
-            device=options.device,
-            data_root=options.data_root,
-            inception=options.inception,
-            workers=options.workers,
-            graph=options.graph,
-            threads=options.threads,
-        )
-        self._folder.begin_session(describe(training.device, training.steps.name))
-        if (state := self._folder.load()) is not None:
+        self._training = training = build(self._spec, self._options)
+        state = None
+        if self._folder is not None:
+            self._folder.begin_session(describe(training.device, training.steps.name))
+            state = self._folder.load()
+        state = distributed.said_by_main(state)
+        if state is not None:
             training.load(state)
         self._say("started", text=f"goes on at epoch {training.epoch}" if state is not None else "")
         with ExitStack() as sinks:
-            if self._spec.probe_every:
-                self._attach_probe(sinks)
+            if self._spec.probe_every and self._folder is not None:
+                self._attach_probe(self._folder, sinks)
             while training.epoch < self._spec.epochs:
                 row = training.train_epoch(self._after_step)
-                self._folder.append_row(row)
+                if self._folder is not None:
+                    self._folder.append_row(row)
                 self._say("epoch", row)
                 if not math.isfinite(row["loss"]):
                     return self._finish("diverged", f"the loss was {row['loss']} in epoch {row['epoch']}")
                 if training.epoch < self._spec.epochs:
-                    self._save_if_due(self._options.checkpoint_seconds)
+                    self._save_if_due()
                     self._give_way()
         return self._finish("finished")
 
@@ -95,33 +109,37 @@ class _Run:
         self._listen(Event("step", self._spec.key, training.epoch, self._spec.epochs, share))
         if training.index < training.epoch_steps:
             if self._options.checkpoint_seconds:  # 0: after every epoch
-                self._save_if_due(self._options.checkpoint_seconds)
+                self._save_if_due()
             self._give_way()
 
-    def _save_if_due(self, seconds: float) -> None:
-        if time.monotonic() - self._saved_at >= seconds:
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self._saved_at >= self._options.checkpoint_seconds:
             self._save()
 
     def _save(self) -> None:
-        self._folder.save(self._training.state(), self._training.step)
+        if self._folder is not None:
+            self._folder.save(self._training.state(), self._training.step)
         self._saved_at = time.monotonic()
 
     def _give_way(self) -> None:
-        if self._stop.is_set():
+        if distributed.any_of_us(self._stop.is_set(), self._training.device):
             self._save()
-            raise Interrupted(f"{self._folder.path} was stopped and saved; the same command goes on with it")
+            raise Interrupted(f"run {self._spec.key} was stopped and saved; the same command goes on with it")
 
     def _finish(self, state: str, reason: str = "") -> Mapping[str, Any]:
-        metric = self._training.experiment.metrics[self._spec.variant]
-        result = summarise(state, metric, self._folder.rows(), reason)
-        self._folder.finish(result)
+        result: dict[str, Any] = {}
+        if self._folder is not None:
+            metric = self._training.experiment.metrics[self._spec.variant]
+            result = summarise(state, metric, self._folder.rows(), reason)
+            self._folder.finish(result)
+        result = distributed.said_by_main(result)
         self._say("diverged" if state == "diverged" else "finished", result, reason)
         return result
 
-    def _attach_probe(self, sinks: ExitStack) -> None:
-        path = self._folder.stepsizes_path
+    def _attach_probe(self, folder: RunFolder, sinks: ExitStack) -> None:
+        path = folder.stepsizes_path
         log = JsonLines(path)
-        board = TensorBoard(self._folder.path / "tensorboard") if self._options.tensorboard else None
+        board = TensorBoard(folder.path / "tensorboard") if self._options.tensorboard else None
 
         def sink(record: Record) -> None:
             with writing(path):
@@ -170,13 +188,25 @@ def summarise(state: str, metric: Metric, rows: list[dict[str, Any]], reason: st
     }
 
 
+def build(spec: RunSpec, options: Options) -> Training:
+    """The training of a spec, carried out as ``options`` say."""
+    return Training(
+        spec,
+        device=options.device,
+        data_root=options.data_root,
+        inception=options.inception,
+        workers=options.workers,
+        graph=options.graph,
+        threads=options.threads,
+    )
+
+
 @contextmanager
-def own_stream(options: Options) -> Iterator[None]:
+def own_stream(device: torch.device) -> Iterator[None]:
     """All work of a run on a stream of its own: the default one can't be recorded."""
-    if not torch.cuda.is_available() or (options.device or "cuda").partition(":")[0] != "cuda":
+    if device.type != "cuda":
         yield
         return
-    device = torch.device(options.device or "cuda")
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         yield
 

@@ -124,11 +124,13 @@ def md5_of(path: Path) -> str:
 def images_below(split: Path) -> int:
     """How many images the class folders of a split hold."""
     return sum(
-        image.name.lower().endswith((".jpeg", ".jpg", ".png"))
-        for label in os.scandir(split)
-        if label.is_dir()
-        for image in os.scandir(label.path)
+        is_image(image.name) for label in os.scandir(split) if label.is_dir() for image in os.scandir(label.path)
     )
+
+
+def is_image(name: str) -> bool:
+    """Whether a file in a class folder is an image, by its name."""
+    return name.lower().endswith((".jpeg", ".jpg", ".png"))
 
 
 def _folder(data: DataSet, root: str | os.PathLike[str] | None) -> Path:

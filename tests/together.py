@@ -1,0 +1,14 @@
+"""What each of several processes does: ``torchrun together.py SPEC_JSON DATA OUT`` carries one run out, together."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from aida.lab.spec import RunSpec
+from aida.lab.train import Options, run
+
+if __name__ == "__main__":
+    options = Options(device="cpu", threads=1, workers=0, data_root=Path(sys.argv[2]), checkpoint_seconds=0)
+    run(RunSpec.from_json(json.loads(sys.argv[1])), Path(sys.argv[3]), options)
