@@ -144,18 +144,21 @@ def test_quantiles_are_within_the_documented_error_of_the_order_statistic(name):
     values = DISTRIBUTIONS[name](np.random.default_rng(0)).astype(np.float32)
     ordered = np.sort(values).astype(np.float64)
     ranks = sorted({math.floor(level * (len(values) - 1)) for level in np.linspace(0, 1, 41)})
-    places = histogram.locate([histogram.count(torch.from_numpy(values)[None])], [ranks])[0].tolist()
-    for rank, place in zip(ranks, places, strict=True):
-        found = histogram.value_at(rank, place, ordered[0], ordered[-1])
+    wanted = torch.tensor([ranks])
+    places = histogram.locate(histogram.count(torch.from_numpy(values), [len(values)]), wanted)
+    smallest, largest = torch.tensor([ordered[0]]), torch.tensor([ordered[-1]])
+    (quantiles,) = histogram.values_at(wanted, places, smallest, largest).tolist()
+    for rank, found in zip(ranks, quantiles, strict=True):
         assert abs(found - ordered[rank]) <= histogram.RELATIVE_ERROR * ordered[rank] + 1e-19, (rank, found)
 
 
 def test_histogram_counts_every_value_once_and_edges_belong_to_the_bin_above():
     edges = torch.tensor([histogram.edge(i) for i in range(histogram.BINS)], dtype=torch.float32)
-    assert torch.equal(histogram.count(edges[None])[0], torch.ones(histogram.BINS, dtype=torch.int64))
-    outside = torch.tensor([0.0, 1e-30, 1e30, math.inf])
-    (counts,) = histogram.count(outside[None])
-    assert (int(counts[0]), int(counts[-1]), int(counts.sum())) == (2, 2, 4)
+    (counts,) = histogram.count(edges, [len(edges)])
+    assert torch.equal(counts, torch.ones(histogram.BINS, dtype=torch.int64))
+    outside = torch.tensor([0.0, 1e-30, 1e30, math.inf, math.nan])
+    (counts,) = histogram.count(outside, [len(outside)])
+    assert (int(counts[0]), int(counts[-1]), int(counts.sum())) == (2, 3, 5)
 
 
 # -- errors ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aida.catalog import catalog, find
-from aida.stepsizes import StepsizeProbe
+from aida.stepsizes import StepsizeProbe, histogram
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -47,6 +47,14 @@ def test_numbers_are_those_of_the_cpu(name):
     for one, other in zip(there.layers, here.layers, strict=True):
         assert numbers(one) == pytest.approx(numbers(other), rel=1e-4, abs=1e-6)
         assert dict(one.quantiles) == pytest.approx(dict(other.quantiles), rel=0.02)
+
+
+def test_histograms_of_layers_long_and_short_are_those_of_the_cpu():
+    sizes = [70_000, 66_000, 500, 64, 64]
+    values = 10 ** (40 * torch.rand(sum(sizes), generator=torch.Generator().manual_seed(0)) - 20)
+    values[[0, -1]] = torch.nan
+    there = torch.cat(histogram.count(values.cuda(), sizes))
+    assert torch.equal(there.cpu().long(), torch.cat(histogram.count(values, sizes)))
 
 
 @pytest.mark.parametrize("name", ["aida", "adabelief", "adam"])

@@ -8,49 +8,76 @@ the measurement, say whether that was right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from aida.stepsizes import pieces as tensor_pieces
 from aida.stepsizes.pieces import HostCopy, Slot
 
+#: Counters that lie alike, in one tensor, and the places of their parameters.
+_Counters = tuple[list[int], Tensor]
+
 
 class StepCounters:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._known: dict[Tensor, float] = {}
+    """Foretells the counters of parameters; parameters that it did not see last make it ask their device."""
+
+    def __init__(self) -> None:
+        self._params: Sequence[Tensor] = ()
+        self._known: dict[int, float] = {}  #: by the parameter's place; only what lies on a device
         self._known_at = 0
-        self._watched: list[tuple[list[Tensor], Slot]] = []
+        self._watched: list[tuple[list[int], Slot]] = []
 
-    def guess(self, params: Sequence[Tensor], now: int) -> dict[Tensor, float]:
-        """What the counters should be after step ``now``; asks the device where it has never been asked."""
-        counters = {p: torch.as_tensor(self._optimizer.state[p]["step"]) for p in params}
-        here = {p: float(counter) for p, counter in counters.items() if counter.device.type in tensor_pieces.HOSTS}
-        there = [p for p in params if p not in here]
-        if any(p not in self._known for p in there):
-            copy = HostCopy()
-            self.watch(there, copy)
-            copy.fetch()
-            self.confirm({}, now)
-        moved = now - self._known_at
-        return {**here, **{p: self._known[p] + moved for p in there}}
+    def guess(self, params: Sequence[Tensor], counters: Sequence[Any], now: int, copy: HostCopy) -> list[float]:
+        """What the parameters' counters should be after step ``now``; the true ones come with the copy."""
+        steps = [0.0] * len(params)
+        there: list[_Counters] = []
+        for places, numbers in _alike(counters):
+            if numbers.device.type not in tensor_pieces.HOSTS:
+                there.append((places, numbers))
+                continue
+            for place, number in zip(places, numbers.tolist(), strict=True):
+                steps[place] = number
+        if not self._knows(params, there):
+            asked = HostCopy()
+            self._watch(there, asked)
+            asked.fetch()
+            self._learn(now)
+        self._params = params
+        self._known = {place: number + now - self._known_at for place, number in self._known.items()}
+        self._known_at = now
+        self._watch(there, copy)
+        for place, number in self._known.items():
+            steps[place] = number
+        return steps
 
-    def watch(self, params: Sequence[Tensor], copy: HostCopy) -> None:
-        """Let the true counters come to the host with a copy."""
-        apart: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for p in params:
-            counter = torch.as_tensor(self._optimizer.state[p]["step"])
-            if counter.device.type not in tensor_pieces.HOSTS:
-                apart.setdefault((counter.device, counter.dtype), []).append(p)
-        self._watched = [
-            (mine, copy.add(torch.stack([self._optimizer.state[p]["step"] for p in mine]))) for mine in apart.values()
-        ]
+    def confirm(self) -> bool:
+        """Whether the last guess was right, after its copy was fetched; the true counters are known from here on."""
+        guessed = self._known
+        self._learn(self._known_at)
+        return guessed == self._known
 
-    def confirm(self, guesses: dict[Tensor, float], now: int) -> bool:
-        """Whether the guesses were right, after the copy was fetched; the true counters are known from here on."""
-        true = {p: value for params, slot in self._watched for p, value in zip(params, slot.values, strict=True)}
-        self._known, self._known_at, self._watched = true, now, []
-        return all(guesses.get(p) == value for p, value in true.items())
+    def _knows(self, params: Sequence[Tensor], there: Iterable[_Counters]) -> bool:
+        same = len(params) == len(self._params) and all(map(is_, params, self._params))
+        return same and self._known.keys() == {place for places, _ in there for place in places}
+
+    def _watch(self, there: Iterable[_Counters], copy: HostCopy) -> None:
+        self._watched = [(places, copy.add(numbers)) for places, numbers in there]
+
+    def _learn(self, now: int) -> None:
+        true = ((places, slot.values.tolist()) for places, slot in self._watched)
+        self._known = {place: n for places, numbers in true for place, n in zip(places, numbers, strict=True)}
+        self._known_at, self._watched = now, []
+
+
+def _alike(counters: Sequence[Any]) -> Iterator[_Counters]:
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
+    for place, counter in enumerate(counters):
+        number = torch.as_tensor(counter)
+        places, numbers = alike.setdefault((number.device, number.dtype), ([], []))
+        places.append(place)
+        numbers.append(number)
+    return ((places, torch.stack(numbers).flatten()) for places, numbers in alike.values())

@@ -23,62 +23,66 @@ RELATIVE_ERROR = 1 / PER_POWER
 
 _SHIFT = 23 - int(math.log2(PER_POWER))
 _OFFSET = (127 + FIRST) * PER_POWER
-#: The largest float32 below 2**(FIRST + POWERS).
-_LARGEST = math.ldexp(1.0, FIRST + POWERS) * (1 - 2.0**-24)
 
-#: Histograms that are searched at once: 64 of them hold 4 MiB.
-_TOGETHER = 64
+#: Histograms that are searched at once: 512 of them are as large as a piece.
+_TOGETHER = 512
 
-#: From rows of this length on, all of whose values may fall into one bin, adding in shared memory pays.
+#: From this many values on, all of which may fall into one bin, adding in shared memory pays.
 _LONG = 1 << 16
 
 
-def count(rows: Tensor) -> Tensor:
-    """How many of each row's values (none of them negative) lie in each bin: integers, (rows, BINS)."""
-    inside = rows.float().clamp(math.ldexp(1.0, FIRST), _LARGEST)
-    bins = inside.view(torch.int32) >> _SHIFT
-    if bins.device.type == "cuda" and (len(rows) == 1 or rows.shape[1] >= _LONG):
-        return torch.stack([torch.histc(row, bins=BINS, min=_OFFSET, max=_OFFSET + BINS) for row in bins])
-    # the bins of one row follow those of the row before
-    starts = torch.arange(-_OFFSET, len(rows) * BINS - _OFFSET, BINS, dtype=torch.int32, device=rows.device)
-    flat = bins.add_(starts.unsqueeze(1)).flatten()
+def count(values: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """How many values (none of them negative) of each layer lie in each bin.
+
+    ``values`` holds one layer after another, the largest first, of these sizes. The histograms, of
+    integers, come in the same order, one or several in a tensor of one dimension.
+    """
+    bins = (values.float().view(torch.int32) >> _SHIFT).clamp_(_OFFSET, _OFFSET + BINS - 1)
+    if bins.device.type == "cuda":
+        long = len(sizes) if len(sizes) == 1 else sum(size >= _LONG for size in sizes)
+        *apart, rest = bins.split([*sizes[:long], sum(sizes[long:])])
+        tables = [torch.histc(layer, bins=BINS, min=_OFFSET, max=_OFFSET + BINS) for layer in apart]
+        return [*tables, _count_together(rest, sizes[long:])] if len(rest) else tables
+    return [_count_together(bins, sizes)]
+
+
+def _count_together(bins: Tensor, sizes: Sequence[int]) -> Tensor:
+    # the bins of one layer follow those of the layer before
+    starts = torch.arange(-_OFFSET, len(sizes) * BINS - _OFFSET, BINS, dtype=torch.int32, device=bins.device)
+    if len(sizes) > 1:
+        lengths = torch.tensor(sizes).to(bins.device, non_blocking=True)
+        starts = starts.repeat_interleave(lengths, output_size=len(bins))
+    places = bins.add_(starts)
     if bins.device.type == "cpu":  # elsewhere it would wait for the largest value
-        return torch.bincount(flat, minlength=len(rows) * BINS).view(-1, BINS)
-    counts = torch.zeros(len(rows) * BINS, dtype=torch.int32, device=rows.device)
-    return counts.scatter_add_(0, flat.long(), torch.ones_like(flat)).view(-1, BINS)
+        return torch.bincount(places, minlength=len(sizes) * BINS)
+    counts = torch.zeros(len(sizes) * BINS, dtype=torch.int32, device=bins.device)
+    return counts.scatter_add_(0, places.long(), torch.ones_like(places))
 
 
-def locate(tables: Sequence[Tensor], ranks: Sequence[Sequence[int]]) -> Tensor:
-    """For every row of every table, the places of the table's ranks (0 is the smallest value): (rows, ranks, 3).
+def locate(tables: Sequence[Tensor], ranks: Tensor) -> Tensor:
+    """The places of each layer's ranks (layers, ranks; 0 is the smallest value) in its histogram: (layers, ranks, 3).
 
-    The three numbers are the bin, how many values lie below it and how many in it; :func:`value_at`
-    makes a value of them once they are on the host.
+    The three numbers are the bin, how many values lie below it and how many in it; :func:`values_at`
+    makes values of them once they are on the host.
     """
     found = []
-    start = 0
-    while start < len(tables):
-        stop, rows = start + 1, len(tables[start])
-        while stop < len(tables) and rows + len(tables[stop]) <= _TOGETHER:
-            rows += len(tables[stop])
-            stop += 1
-        table = torch.cat(list(tables[start:stop]))
-        mine = zip(tables[start:stop], ranks[start:stop], strict=True)
-        wanted = [list(wanted) for counts, wanted in mine for _ in range(len(counts))]
-        below = table.cumsum(dim=1, dtype=torch.int64)
-        places = torch.tensor(wanted, dtype=torch.int64).to(table.device, non_blocking=True)
+    counts = torch.cat(list(tables)).view(-1, BINS)
+    wanted = ranks.to(counts.device, non_blocking=True)
+    for some, places in zip(counts.split(_TOGETHER), wanted.split(_TOGETHER), strict=True):
+        below = some.cumsum(dim=1, dtype=torch.int64)
         bins = torch.searchsorted(below, places, right=True).clamp_(max=BINS - 1)
-        inside = table.gather(1, bins).long()
+        inside = some.gather(1, bins).long()
         found.append(torch.stack([bins, below.gather(1, bins) - inside, inside], dim=-1))
-        start = stop
     return torch.cat(found)
 
 
-def value_at(rank: int, place: Sequence[float], smallest: float, largest: float) -> float:
-    """The value of a rank, its bin filled evenly, and never outside of what was seen."""
-    index, below, inside = place
-    power, part = divmod(int(index), PER_POWER)
-    share = (rank - below + 0.5) / inside if inside else 0.5
-    return min(max(math.ldexp(1 + (part + share) / PER_POWER, FIRST + power), smallest), largest)
+def values_at(ranks: Tensor, places: Tensor, smallest: Tensor, largest: Tensor) -> Tensor:
+    """The values of the ranks, their bins filled evenly, and never outside of what was seen: (layers, ranks)."""
+    bins, below, inside = places.double().unbind(-1)
+    share = torch.where(inside > 0, (ranks - below + 0.5) / inside, 0.5)
+    power = torch.floor(bins / PER_POWER)
+    values = torch.ldexp(1 + (bins - power * PER_POWER + share) / PER_POWER, power + FIRST)
+    return values.clamp(smallest.unsqueeze(1), largest.unsqueeze(1))
 
 
 def edge(index: int) -> float:

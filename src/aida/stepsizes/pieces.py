@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from aida.backends import scalar_dtype
 from aida.backends.tables import is_dense
-from aida.stepsizes import histogram
 
 #: Devices on which an operation costs no launch, and reading a number no wait.
 HOSTS = ("cpu",)
@@ -43,10 +43,49 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(t[start : start + PIECE] for t in flat)
 
 
+def stretches(columns: Sequence[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+    """Each column flat: of one layer piece by piece, of several layers at once, one after another.
+
+    A column holds a tensor of each layer; those of one layer are all of one shape.
+    """
+    if len(columns[0]) == 1:
+        yield from pieces(*(column[0] for column in columns))
+        return
+    yield [_laid_out(list(map(own_shard, column))) for column in columns]
+
+
+def _laid_out(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of several tensors, one after another."""
+    parts = []
+    # stacking those of one shape is one operation, flattening each of them one a tensor
+    for _, alike in groupby(tensors, attrgetter("shape")):
+        one, *more = alike
+        together = torch.stack([one, *more]) if more else one
+        parts.append((torch.view_as_real(together) if together.is_complex() else together).reshape(-1))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def by_size(sizes: Sequence[int], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Stretches that hold layers of these sizes in turn: for each run of one size a matrix of each, a row a layer."""
+    runs = [(len(list(same)), size) for size, same in groupby(sizes)]
+    if len(runs) == 1:
+        yield tuple(t.view(runs[0]) for t in flat)
+        return
+    parts = (t.split([number * size for number, size in runs]) for t in flat)
+    for shape, *mine in zip(runs, *parts, strict=True):
+        yield tuple(part.view(shape) for part in mine)
+
+
 def own_shard(tensor: Tensor) -> Tensor:
     """Of a DTensor what lies on this rank; any other tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def own_size(tensor: Tensor) -> int:
+    """How many real numbers of a tensor lie on this rank."""
+    own = own_shard(tensor)
+    return 2 * own.numel() if own.is_complex() else own.numel()
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
@@ -55,57 +94,38 @@ def _order(tensor: Tensor) -> tuple[int, ...]:
 
 
 class Slot:
-    """Numbers on some device; ``values`` once their :class:`HostCopy` was fetched."""
+    """Numbers on some device; ``values``, in float64 on the host, once their :class:`HostCopy` was fetched."""
 
     __slots__ = ("values",)
 
-    values: list[float]
+    values: Tensor
 
     @property
     def value(self) -> float:
         """The number, where there is only one."""
-        (value,) = self.values
-        return value
+        return self.values.item()
 
 
 class HostCopy:
     """Numbers that are computed on a device here and there and read on the host together: one wait a device."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Slot]]] = {}
-        self._counts: dict[tuple[torch.device, int], list[tuple[Tensor, Sequence[int], Slot]]] = {}
+        self._numbers: dict[torch.device, dict[torch.dtype, list[tuple[tuple[Tensor, ...], Slot]]]] = {}
 
-    def add(self, numbers: Tensor) -> Slot:
-        """A tensor of at most one dimension, to be read later."""
+    def add(self, *numbers: Tensor) -> Slot:
+        """Tensors of one dimension, all of one device and dtype, to be read later as one."""
         slot = Slot()
-        flat = numbers if numbers.ndim else numbers.unsqueeze(0)
-        self._numbers.setdefault((numbers.device, numbers.dtype), []).append((flat, slot))
-        return slot
-
-    def add_counts(self, counts: Tensor, ranks: Sequence[int]) -> Slot:
-        """Histograms, one a row, and ranks: three numbers a row and rank, those of :func:`histogram.locate`."""
-        slot = Slot()
-        self._counts.setdefault((counts.device, len(ranks)), []).append((counts, ranks, slot))
+        of_device = self._numbers.setdefault(numbers[0].device, {})
+        of_device.setdefault(numbers[0].dtype, []).append((numbers, slot))
         return slot
 
     def fetch(self) -> None:
         """Bring everything to the host; every slot then has its values."""
-        for device in dict.fromkeys(device for device, _ in chain(self._numbers, self._counts)):
-            self._fetch_from(device)
-
-    def _fetch_from(self, device: torch.device) -> None:
-        wide = scalar_dtype(device)
-        parts: list[Tensor] = []
-        slots: list[tuple[int, Slot]] = []
-        for (where, _), numbers in self._numbers.items():
-            if where == device:
-                parts.append(torch.cat([found for found, _ in numbers]).to(wide))
-                slots += [(len(found), slot) for found, slot in numbers]
-        for (where, _), counts in self._counts.items():
-            if where == device:
-                places = histogram.locate([found for found, _, _ in counts], [ranks for _, ranks, _ in counts])
-                parts.append(places.flatten().to(wide))
-                slots += [(3 * len(found) * len(ranks), slot) for found, ranks, slot in counts]
-        values = iter(torch.cat(parts).tolist())
-        for size, slot in slots:
-            slot.values = list(islice(values, size))
+        for device, numbers in self._numbers.items():
+            wide = scalar_dtype(device)
+            parts = [torch.cat([t for found, _ in alike for t in found]).to(wide) for alike in numbers.values()]
+            values = torch.cat(parts).cpu().double()
+            added = [one for alike in numbers.values() for one in alike]
+            sizes = [sum(map(Tensor.numel, found)) for found, _ in added]
+            for (_, slot), mine in zip(added, values.split(sizes), strict=True):
+                slot.values = mine

@@ -16,8 +16,9 @@ from aida.optimizer import Aida
 from aida.readings import Reading
 from aida.stepsizes.counters import StepCounters
 from aida.stepsizes.explanation import hyper_values, method_of
-from aida.stepsizes.pieces import HostCopy, Slot, own_shard
-from aida.stepsizes.reader import Layer, Statistics, blocks
+from aida.stepsizes.layers import Layer
+from aida.stepsizes.pieces import HostCopy, Slot, own_size
+from aida.stepsizes.reader import Reader, Statistics
 from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
 from aida.stepsizes.scales import LayerScales, ScaleReader
 
@@ -71,7 +72,7 @@ class StepsizeProbe:
         self._method = method_of(optimizer)
         self._sink = sink
         self._quantiles = tuple(quantiles)
-        self._counters = StepCounters(optimizer)
+        self._counters = StepCounters()
         self.every = every
         #: Steps of the optimizer so far.
         self.step = start
@@ -121,43 +122,36 @@ class StepsizeProbe:
     def _read(self) -> tuple[tuple[LayerStepsizes, ...], bool]:
         """The records of all layers, and whether they rest on the right step counters."""
         copy = HostCopy()
-        places = self._places()
-        steps = self._counters.guess(list(places), self.step)
-        self._counters.watch(list(places), copy)
-        groups = self._optimizer.param_groups
-        # Aida makes the state of a tensor even where it then skips the step: no stepsize yet
-        layers = [Layer(self._names[p], p, i, groups[i], steps[p]) for p, i in places.items() if steps[p] >= 1]
+        layers = self._layers(copy)
         scales = ScaleReader(self._optimizer, copy) if isinstance(self._optimizer, Aida) else None
-        slots = [_hyper_slots(group, copy) for group in groups]
-        found = blocks(layers, self._optimizer, self._reading, self._quantiles, copy)
-        for block in found:
-            block.read(scales)
+        slots = [_hyper_slots(group, copy) for group in self._optimizer.param_groups]
+        reader = Reader(layers, self._reading, self._quantiles, copy, scales)
         copy.fetch()
-        if not self._counters.confirm(steps, self.step):
+        if not self._counters.confirm():
             return (), False
         hypers = [{key: _on_host(value) for key, value in group.items()} for group in slots]
         projected = {} if scales is None else scales.scales()
-        records = {
-            layer.param: self._record(layer, block.statistics(row), hypers[layer.index], projected.get(layer.param))
-            for block in found
-            for row, layer in enumerate(block.layers)
-        }
-        return tuple(records[layer.param] for layer in layers), True
+        records = (
+            self._record(layer, found, hypers[layer.group_index], projected.get(number))
+            for number, (layer, found) in enumerate(zip(layers, reader.statistics(), strict=True))
+        )
+        return tuple(records), True
 
-    def _places(self) -> dict[Tensor, int]:
-        """The named parameters that have a state, and the groups they are in."""
+    def _layers(self, copy: HostCopy) -> list[Layer]:
+        """The named parameters that have a state and took a step."""
         if self._reading.stepsize is None:
-            return {}
+            return []
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        where = {p: i for i, group in enumerate(groups) for p in group["params"]}
-        return {
-            p: where[p]
-            for p in self._names
-            if p in where
-            and p in state
-            and all(key in state[p] for key in ("step", *self._reading.keys(groups[where[p]])))
-            and own_shard(p).numel()
-        }
+        needed = [{"step", *self._reading.keys(group)} for group in groups]
+        where = {p: index for index, group in enumerate(groups) for p in group["params"]}
+        found = []
+        for p, name in self._names.items():
+            index, mine = where.get(p), state.get(p)
+            if index is not None and mine is not None and mine.keys() >= needed[index] and (size := own_size(p)):
+                found.append((name, p, size, mine, index, groups[index]))
+        steps = self._counters.guess([one[1] for one in found], [one[3]["step"] for one in found], self.step, copy)
+        # Aida makes the state of a tensor even where it then skips the step: no stepsize yet
+        return [Layer(*one, step) for one, step in zip(found, steps, strict=True) if step >= 1]
 
     def _record(
         self, layer: Layer, found: Statistics, hyper: Mapping[str, Any], scales: LayerScales | None
@@ -166,9 +160,9 @@ class StepsizeProbe:
             step=self.step,
             layer=layer.name,
             method=self._method,
-            group=layer.index,
+            group=layer.group_index,
             shape=tuple(layer.param.shape),
-            elements=found.elements,
+            elements=layer.size,
             mean=found.mean,
             std=found.std,
             min=found.min,
@@ -202,7 +196,7 @@ def _hyper_slots(group: Mapping[str, Any], copy: HostCopy) -> dict[str, Any]:
     def slotted(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return tuple(map(slotted, value))
-        return copy.add(value.reshape(())) if isinstance(value, Tensor) else value
+        return copy.add(value.reshape(1)) if isinstance(value, Tensor) else value
 
     return {key: slotted(value) for key, value in hyper_values(group)}
 

@@ -1,46 +1,32 @@
 """From the state of an optimizer to a few numbers a layer: first on the device, then on the host.
 
-Launching an operation costs a GPU's host more than a small layer's arithmetic, so layers of one shape
-are read together, one row each: benchmarks/probe_cost.py.
+Launching an operation costs a GPU's host more than a small layer's arithmetic, so there layers are laid
+one after another and read together, and those of one size reduced together, one row each. What is left
+for the host is done for all layers at once: benchmarks/probe_cost.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from aida.readings import Reading
 from aida.stepsizes import histogram
-from aida.stepsizes import pieces as tensor_pieces
-from aida.stepsizes.pieces import HostCopy, Slot, own_shard, pieces
+from aida.stepsizes.layers import Layer, blocks
+from aida.stepsizes.pieces import HostCopy, Slot, by_size, stretches
 from aida.stepsizes.scales import ScaleReader
 
 #: A stepsize counts as being at its bound from this share of it on.
 AT_BOUND = 0.99
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One parameter tensor of the optimizer."""
-
-    name: str
-    param: Tensor
-    index: int  #: of its group
-    group: dict[str, Any]
-    step: float  #: its own counter
-
-
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(NamedTuple):
     """What the stepsizes of one layer come to."""
 
-    elements: int
     mean: float
     std: float
     min: float
@@ -50,130 +36,124 @@ class Statistics:
     at_bound: float | None
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Statistics of the same stretch of several layers, one number a layer, on their way to the host."""
+class _Piece(NamedTuple):
+    """Statistics of a stretch of some layers, one number a layer, on their way to the host."""
 
-    size: int
+    layers: Sequence[int]  #: their numbers
+    sizes: Sequence[int]  #: elements of each in the stretch
     mean: Slot
     variance: Slot
     smallest: Slot
     largest: Slot
-    at_bound: Slot | None
+    at_bound: Slot
 
 
-class Block:
-    """Layers that are alike and read together. Made on the device; :meth:`statistics` are read on the host."""
+class Reader:
+    """Enqueues all there is to compute about some layers; :meth:`statistics` after the copy came to the host."""
 
     def __init__(
-        self, layers: Sequence[Layer], optimizer: Optimizer, reading: Reading, levels: Sequence[float], copy: HostCopy
+        self,
+        layers: Sequence[Layer],
+        reading: Reading,
+        levels: Sequence[float],
+        copy: HostCopy,
+        scales: ScaleReader | None,
     ) -> None:
-        self.layers = layers
-        self._group = layers[0].group
-        self._reading, self._levels, self._copy = reading, levels, copy
-        self._bound = reading.bound(self._group)
-        self._state = [optimizer.state[layer.param] for layer in layers]
+        self._layers, self._reading, self._levels, self._copy = layers, reading, levels, copy
+        self._elements = torch.tensor([float(layer.size) for layer in layers], dtype=torch.float64)
+        # the order statistics that the levels stand for: (layers, levels)
+        self._ranks = torch.outer(self._elements - 1, torch.tensor(levels, dtype=torch.float64)).long()
+        self._bounds = [reading.bound(layer.group) for layer in layers]
         self._pieces: list[_Piece] = []
-        self._ranks: list[int] = []
-        self._places: Slot | None = None
+        tables: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
+        for block in blocks(layers):
+            counts = self._read(block, scales)
+            if counts:
+                owners, known = tables.setdefault(counts[0].device, ([], []))
+                owners += block
+                known += counts
+        self._places = [
+            (owners, copy.add(histogram.locate(known, self._ranks[owners]).flatten()))
+            for owners, known in tables.values()
+        ]
 
-    def read(self, scales: ScaleReader | None) -> None:
-        """Enqueue the statistics; nothing here waits for the device."""
+    def statistics(self) -> list[Statistics]:
+        """Those of each layer, after the copy came to the host."""
+        if not self._layers:
+            return []
+        owners = [number for piece in self._pieces for number in piece.layers]
+        sizes = torch.tensor([float(size) for piece in self._pieces for size in piece.sizes], dtype=torch.float64)
+        means, variances, lows, highs, reached = (
+            torch.cat([slot.values for slot in slots])
+            for slots in zip(*(piece[2:] for piece in self._pieces), strict=True)
+        )
+        places = torch.tensor(owners)
+
+        def share(numbers: Tensor) -> Tensor:
+            """Summed over the pieces of each layer, by the elements of the layer."""
+            return torch.zeros_like(self._elements).index_add_(0, places, numbers) / self._elements
+
+        mean = share(sizes * means)
+        # about the mean of the whole layer: a difference of squares would lose the small variances that matter here
+        std = share(sizes * (variances + (means - mean[places]) ** 2)).sqrt()
+        smallest, largest = _of_each(owners, lows, min), _of_each(owners, highs, max)
+        shares = share(reached).tolist()
+        return list(
+            map(
+                Statistics,
+                mean.tolist(),
+                std.tolist(),
+                smallest.tolist(),
+                largest.tolist(),
+                self._quantiles(smallest, largest),
+                self._bounds,
+                [None if bound is None else found for bound, found in zip(self._bounds, shares, strict=True)],
+            )
+        )
+
+    def _read(self, block: Sequence[int], scales: ScaleReader | None) -> list[Tensor]:
+        """Enqueue the statistics of one of :func:`blocks`, and return its histograms."""
         assert self._reading.stepsize is not None
-        keys = self._reading.keys(self._group)
-        params = [layer.param for layer in self.layers]
-        columns = [[state[key] for state in self._state] for key in keys]
+        layers = [self._layers[number] for number in block]
+        group = layers[0].group
+        keys = self._reading.keys(group)
+        columns = [[layer.state[key] for layer in layers] for key in keys]
         if scales is not None:
-            columns += scales.columns(params, self._group)
-        step = torch.tensor(self.layers[0].step, dtype=torch.float64)  # on the host: no launch for a number
-        counts: Tensor | None = None
-        for rows in _rows(columns):
-            stepsize = self._reading.stepsize(rows[: len(keys)], step, self._group)
-            self._pieces.append(self._piece(stepsize))
+            columns += scales.columns(layers)
+        step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: no launch for a number
+        counts: list[Tensor] = []
+        for flat in stretches(columns):
+            stepsize = self._reading.stepsize(flat[: len(keys)], step, group)
+            sizes = [len(stepsize)] if len(block) == 1 else [layer.size for layer in layers]
+            self._pieces.append(self._piece(stepsize, block, sizes))
             if self._levels:
-                found = histogram.count(stepsize)
-                counts = found if counts is None else counts.add_(found)
-            if scales is not None and len(rows) > len(keys):
-                scales.take(params, rows[len(keys) :], stepsize, self.layers[0].step, self._group)
-        if counts is not None:
-            last = sum(piece.size for piece in self._pieces) - 1
-            self._ranks = [math.floor(level * last) for level in self._levels]
-            self._places = self._copy.add_counts(counts, self._ranks)
+                found = histogram.count(stepsize, sizes)
+                counts = [table.add_(more) for table, more in zip(counts, found, strict=True)] if counts else found
+            if scales is not None and len(flat) > len(keys):
+                scales.take(block, layers[0], flat[len(keys) :], stepsize, sizes)
+        return counts
 
-    def statistics(self, row: int) -> Statistics:
-        """Those of one layer, after the copy came to the host."""
-        elements, mean, squares = 0, 0.0, 0.0
-        for piece in self._pieces:
-            # Chan's update: a difference of squares would lose the small variances that matter here
-            off = piece.mean.values[row] - mean
-            squares += piece.size * (piece.variance.values[row] + off**2 * elements / (elements + piece.size))
-            elements += piece.size
-            mean += off * piece.size / elements
-        smallest = min(piece.smallest.values[row] for piece in self._pieces)
-        largest = max(piece.largest.values[row] for piece in self._pieces)
-        at_bound = None
-        if self._bound is not None:
-            at_bound = sum(piece.at_bound.values[row] for piece in self._pieces if piece.at_bound) / elements
-        return Statistics(
-            elements=elements,
-            mean=mean,
-            std=math.sqrt(squares / elements),
-            min=smallest,
-            max=largest,
-            quantiles=tuple(self._quantiles(row, smallest, largest)),
-            bound=self._bound,
-            at_bound=at_bound,
-        )
+    def _piece(self, stepsize: Tensor, block: Sequence[int], sizes: Sequence[int]) -> _Piece:
+        bound = self._bounds[block[0]]
+        threshold = math.inf if bound is None else AT_BOUND * bound
+        found = []
+        for rows, reached in by_size(sizes, stepsize, stepsize >= threshold):
+            variance, mean = torch.var_mean(rows, dim=1, correction=0)
+            smallest, largest = torch.aminmax(rows, dim=1)
+            found.append((mean, variance, smallest, largest, reached.sum(dim=1)))
+        return _Piece(block, sizes, *(self._copy.add(*numbers) for numbers in zip(*found, strict=True)))
 
-    def _quantiles(self, row: int, smallest: float, largest: float) -> Iterator[tuple[float, float]]:
-        if self._places is None:
-            return
-        start = 3 * len(self._ranks) * row
-        for level, rank in zip(self._levels, self._ranks, strict=True):
-            yield level, histogram.value_at(rank, self._places.values[start : start + 3], smallest, largest)
-            start += 3
-
-    def _piece(self, stepsize: Tensor) -> _Piece:
-        variance, mean = torch.var_mean(stepsize, dim=1, correction=0)
-        smallest, largest = torch.aminmax(stepsize, dim=1)
-        add = self._copy.add
-        return _Piece(
-            size=stepsize.shape[1],
-            mean=add(mean),
-            variance=add(variance),
-            smallest=add(smallest),
-            largest=add(largest),
-            at_bound=None if self._bound is None else add((stepsize >= AT_BOUND * self._bound).sum(dim=1)),
-        )
+    def _quantiles(self, smallest: Tensor, largest: Tensor) -> list[tuple[tuple[float, float], ...]]:
+        places = torch.zeros(*self._ranks.shape, 3, dtype=torch.float64)
+        for owners, slot in self._places:
+            places[owners] = slot.values.view(-1, *places.shape[1:])
+        values = histogram.values_at(self._ranks, places, smallest, largest)
+        return [tuple(zip(self._levels, mine, strict=True)) for mine in values.tolist()]
 
 
-def blocks(
-    layers: Sequence[Layer], optimizer: Optimizer, reading: Reading, levels: Sequence[float], copy: HostCopy
-) -> list[Block]:
-    """The layers in blocks of those that are alike, no block larger than a piece unless it is a single layer."""
-    alike: dict[Any, list[Layer]] = {}
-    for layer in layers:
-        alike.setdefault(_likeness(layer), []).append(layer)
-    found: list[list[Layer]] = []
-    for same in alike.values():
-        together = max(1, tensor_pieces.PIECE // own_shard(same[0].param).numel())
-        found += [same[start : start + together] for start in range(0, len(same), together)]
-    return [Block(same, optimizer, reading, levels, copy) for same in found]
-
-
-def _likeness(layer: Layer) -> Any:
-    p = own_shard(layer.param)
-    if p.device.type in tensor_pieces.HOSTS:
-        return id(layer)
-    grad = None if layer.param.grad is None else layer.param.grad.dtype
-    return layer.index, layer.step, p.shape, p.dtype, p.device, grad
-
-
-def _rows(columns: Sequence[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-    """One layer's tensors piece by piece, or those of several layers at once, stacked."""
-    if len(columns[0]) == 1:
-        for piece in pieces(*(column[0] for column in columns)):
-            yield [part.unsqueeze(0) for part in piece]
-        return
-    stacked = [torch.stack(list(map(own_shard, column))) for column in columns]
-    yield [(torch.view_as_real(t) if t.is_complex() else t).reshape(len(t), -1) for t in stacked]
+def _of_each(owners: Sequence[int], numbers: Tensor, choose: Callable[[float, float], float]) -> Tensor:
+    """One number of each owner's, the owners being 0, 1, 2 and so on."""
+    found: dict[int, float] = {}
+    for owner, number in zip(owners, numbers.tolist(), strict=True):
+        found[owner] = choose(found.get(owner, number), number)
+    return torch.tensor([found[owner] for owner in range(len(found))], dtype=torch.float64)

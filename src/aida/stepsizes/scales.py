@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from aida.backends import scalar_dtype
 from aida.hyper import Hyper, from_group
 from aida.optimizer import Aida
 from aida.rule import clip_coefficient, residual_coefficients
-from aida.stepsizes.pieces import HostCopy, Slot, own_shard
+from aida.stepsizes.layers import Layer
+from aida.stepsizes.pieces import HostCopy, Slot, by_size, own_shard
 
 
-@dataclass(frozen=True)
-class LayerScales:
+class LayerScales(NamedTuple):
     """``m^(K) - g^(K) = of_m * m - of_g * g``, the paper's gamma and beta, and the cosine they come from."""
 
     cosine: float | None  #: None where m or g is zero
@@ -32,10 +32,11 @@ class LayerScales:
     of_g: float
 
 
-@dataclass(frozen=True)
-class _Products:
-    """Over one piece of several layers, one number a layer: <m, g>, |m| and |g|, g being what the step used."""
+class _Products(NamedTuple):
+    """Over a stretch of some layers, one number a layer: <m, g>, |m| and |g|, g being what the step used."""
 
+    layers: Sequence[int]  #: their numbers
+    hyper: Hyper
     dot: Slot
     m: Slot
     g: Slot
@@ -45,49 +46,57 @@ class ScaleReader:
     """Collects inner products while the layers are walked; :meth:`scales` after the copy came to the host."""
 
     def __init__(self, optimizer: Aida, copy: HostCopy) -> None:
-        self._optimizer, self._copy = optimizer, copy
-        self._layers: dict[Tensor, tuple[Hyper, list[tuple[_Products, int]]]] = {}
+        self._copy = copy
+        self._products: list[_Products] = []
         self._grad_scale: Tensor | None = getattr(optimizer, "grad_scale", None)
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        self._found_inf = None if found_inf is None else copy.add(found_inf.reshape(()))
-        self._squared_norm = self._total() if any(g["clip_norm"] is not None for g in optimizer.param_groups) else None
+        self._found_inf = None if found_inf is None else copy.add(found_inf.reshape(1))
+        clips = any(group["clip_norm"] is not None for group in optimizer.param_groups)
+        self._squared_norm = self._total(optimizer.param_groups) if clips else None
 
-    def columns(self, params: Sequence[Tensor], group: dict[str, Any]) -> list[list[Tensor]]:
+    def columns(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
         """What :meth:`take` wants to see of layers that are alike; nothing without gradients, or of mere shards."""
-        if params[0].grad is None or own_shard(params[0]) is not params[0]:
+        first = layers[0].param
+        if first.grad is None or own_shard(first) is not first:
             return []
-        momenta = [self._optimizer.state[param]["exp_avg"] for param in params]
+        momenta = [layer.state["exp_avg"] for layer in layers]
+        params = [layer.param for layer in layers]
         gradients = [param.grad for param in params if param.grad is not None]
-        return [momenta, gradients, list(params)] if from_group(group).l2 else [momenta, gradients]
+        return [momenta, gradients, params] if from_group(layers[0].group).l2 else [momenta, gradients]
 
     def take(
-        self, params: Sequence[Tensor], rows: Sequence[Tensor], stepsize: Tensor, step: float, group: dict[str, Any]
+        self, layers: Sequence[int], like: Layer, flat: Sequence[Tensor], stepsize: Tensor, sizes: Sequence[int]
     ) -> None:
-        """Take in a piece of those tensors, one row a layer, and the stepsizes of the same elements."""
-        hyper, add = from_group(group), self._copy.add
-        m, g = rows[0], rows[1].to(rows[0].dtype)
+        """Take in a stretch of those tensors, and the stepsizes of its elements.
+
+        It holds the layers with these numbers, all like one of them, in these sizes.
+        """
+        hyper = from_group(like.group)
+        m, g = flat[0], flat[1].to(flat[0].dtype)
         scale = self._scale(hyper, m)
         if isinstance(scale, Tensor) or scale != 1:
             g = g * scale
         if hyper.l2:
-            rate = hyper.lr / (1 - hyper.beta1**step)
-            p = rows[2].to(m.dtype)
+            rate = hyper.lr / (1 - hyper.beta1**like.step)
+            p = flat[2].to(m.dtype)
             before = p + m * stepsize * rate if isinstance(rate, Tensor) else torch.addcmul(p, m, stepsize, value=rate)
             g = torch.add(g, before, alpha=hyper.l2)
-        products = _Products(
-            dot=add(torch.linalg.vecdot(m, g)),
-            m=add(torch.linalg.vector_norm(m, dim=1)),
-            g=add(torch.linalg.vector_norm(g, dim=1)),
-        )
-        for row, param in enumerate(params):
-            self._layers.setdefault(param, (hyper, []))[1].append((products, row))
+        norm = partial(torch.linalg.vector_norm, dim=1)
+        found = [(products.sum(dim=1), norm(ms), norm(gs)) for products, ms, gs in by_size(sizes, m * g, m, g)]
+        slots = (self._copy.add(*numbers) for numbers in zip(*found, strict=True))
+        self._products.append(_Products(layers, hyper, *slots))
 
-    def scales(self) -> dict[Tensor, LayerScales]:
-        """The layers that took part in the step: not those it skipped because of NaN or inf."""
+    def scales(self) -> dict[int, LayerScales]:
+        """By number, the layers that took part in the step: not those it skipped because of NaN or inf."""
         if self._found_inf is not None and self._found_inf.value != 0:
             return {}
-        found = {param: _layer_scales(hyper, parts) for param, (hyper, parts) in self._layers.items()}
-        return {param: scales for param, scales in found.items() if scales is not None}
+        sums: dict[int, tuple[Hyper, float, float, float]] = {}
+        for layers, hyper, *slots in self._products:
+            for number, dot, m, g in zip(layers, *(slot.values.tolist() for slot in slots), strict=True):
+                _, dots, mm, gg = sums.get(number, (hyper, 0.0, 0.0, 0.0))
+                sums[number] = hyper, dots + dot, mm + m**2, gg + g**2
+        found = {number: _layer_scales(*of_layer) for number, of_layer in sums.items()}
+        return {number: scales for number, scales in found.items() if scales is not None}
 
     def _scale(self, hyper: Hyper, like: Tensor) -> float | Tensor:
         """What the step multiplied the gradient with: its sign, the loss scale and the clipping undone or done."""
@@ -98,10 +107,10 @@ class ScaleReader:
             scale = scale * clip_coefficient(self._squared_norm.to(like.device), hyper.clip_norm)
         return scale.to(like.dtype) if isinstance(scale, Tensor) else scale
 
-    def _total(self) -> Tensor:
+    def _total(self, groups: Iterable[dict[str, Any]]) -> Tensor:
         """The squared norm of all gradients that clipping counts."""
         total: Tensor | None = None
-        for group in self._optimizer.param_groups:
+        for group in groups:
             norms = [
                 torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32))
                 for p in group["params"]
@@ -116,13 +125,8 @@ class ScaleReader:
         return total if self._grad_scale is None else total / self._grad_scale.to(total) ** 2
 
 
-def _layer_scales(hyper: Hyper, parts: Iterable[tuple[_Products, int]]) -> LayerScales | None:
-    mm = dot = gg = 0.0
-    for part, row in parts:
-        mm += part.m.values[row] ** 2
-        dot += part.dot.values[row]
-        gg += part.g.values[row] ** 2
-    if not all(map(math.isfinite, (mm, dot, gg))):
+def _layer_scales(hyper: Hyper, dot: float, mm: float, gg: float) -> LayerScales | None:
+    if not (math.isfinite(dot) and math.isfinite(mm) and math.isfinite(gg)):
         return None
     length = math.sqrt(mm) * math.sqrt(gg)
     cosine = min(max(dot / length, -1.0), 1.0) if length else None

@@ -1,0 +1,47 @@
+"""The layers that a measurement reads, and which of them it reads together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from aida.stepsizes import pieces as tensor_pieces
+
+
+class Layer(NamedTuple):
+    """One parameter tensor of the optimizer."""
+
+    name: str
+    param: Tensor
+    size: int  #: elements on this rank, a complex one counted as two
+    state: Mapping[str, Any]
+    group_index: int
+    group: dict[str, Any]
+    step: float  #: its own counter
+
+
+def blocks(layers: Sequence[Layer]) -> list[list[int]]:
+    """The numbers of layers that are read together: alike, and no more than a piece unless it is a single layer.
+
+    The largest come first, so that layers of one size, and of one shape, lie side by side.
+    """
+    alike: dict[Any, list[int]] = {}
+    for number, layer in enumerate(layers):
+        p = layer.param
+        grad = None if p.grad is None else p.grad.dtype
+        alike.setdefault((p.device, layer.group_index, layer.step, type(p), p.dtype, grad), []).append(number)
+    found: list[list[int]] = []
+    for (device, *_), same in alike.items():
+        if device.type in tensor_pieces.HOSTS:
+            found += [[number] for number in same]
+            continue
+        room = 0
+        for number in sorted(same, key=lambda number: (-layers[number].size, layers[number].param.shape)):
+            if layers[number].size > room:
+                found.append([])
+                room = tensor_pieces.PIECE
+            found[-1].append(number)
+            room -= layers[number].size
+    return found
