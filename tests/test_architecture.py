@@ -27,8 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"optimizer", "readings", "settings", "baselines"},
     "stepsizes": {"catalog", "optimizer", "readings", "rule", "hyper", "backends", "drawing"},
     "theory": {"rule", "drawing"},
-    "lab": {"catalog", "stepsizes"},
-    "cli": {"catalog", "stepsizes", "theory", "lab", "drawing", "version"},
+    "lab": {"catalog", "stepsizes", "version"},
+    "report": {"catalog", "stepsizes", "lab", "drawing", "version"},
+    "cli": {"catalog", "stepsizes", "theory", "lab", "drawing", "version", "report"},
     "__init__": {"optimizer", "stepsizes", "version"},
     "__main__": {"cli"},
 }

@@ -1,0 +1,78 @@
+"""Timing: how long an epoch takes under each optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aida.cli.data import DataRoot
+from aida.cli.printing import console, fail, say_written
+
+#: What the paper's table of seconds an epoch compares, and the fastest AdamW there is.
+_METHODS = ("sgd", "adamw", "adabelief", "aida-k1", "aida-k2")
+
+
+def bench_train(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(metavar="EXPERIMENT...", help="What to time.  [default: vgg11-cifar10]")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="As in aida train.  [default: sgd, adamw, adabelief, aida-k1, aida-k2]")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs that count, after two that warm up.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of one method at once, in processes of their own.")] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
+    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Compile the model.")] = None,
+    graph: Annotated[bool | None, typer.Option("--graph/--no-graph", help="Whole steps as CUDA graphs.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.  [default: cuda where there is one]")] = None,
+    data: DataRoot = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all times; a table lies beside it.")] = None,
+) -> None:
+    """Time the epochs of an experiment under several optimizers, side by side.
+
+    With one job all methods take turns in this process; with more, each method trains under that many
+    seeds at the same time, and the time is that of an epoch and run.
+    """
+    import json
+
+    from aida.lab import bench
+    from aida.lab.data import DataError
+    from aida.lab.environment import choose_device, describe
+    from aida.lab.experiments import find_experiment
+    from aida.lab.order import Order
+    from aida.lab.settings_text import SettingError
+    from aida.lab.train import Options
+
+    timings: list[bench.Timing] = []
+    try:
+        where = choose_device(device)
+        options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)
+        machine = describe(where, "")
+        with console().status("building") as status:
+            for name in experiments or ["vgg11-cifar10"]:
+                specs = Order(
+                    find_experiment(name),
+                    tuple(optimizer or _METHODS),
+                    device=where.type,
+                    epochs=10_000,  # so that no timed epoch is the last, which some experiments measure differently
+                    precision=precision,
+                    compiled=compiled,
+                    limit=limit,
+                ).specs()
+                if jobs == 1:
+                    found, machine = bench.side_by_side(specs, epochs, options, status.update)
+                    timings += found
+                else:
+                    timings += [bench.at_once(spec, jobs, epochs, options, status.update) for spec in specs]
+    except (LookupError, SettingError, DataError, ValueError) as error:
+        fail(str(error.args[0]) if error.args else str(error))
+    text = bench.as_markdown(timings)
+    print(text)
+    if out is not None:
+        out.write_text(json.dumps(bench.as_json(timings, machine), indent=1) + "\n", encoding="utf-8")
+        beside = out.with_suffix(".md")
+        beside.write_text(text + "\n", encoding="utf-8")
+        say_written([out, beside])

@@ -1,0 +1,134 @@
+"""The optimizers themselves: what they are, their theory, their stepsizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aida.cli.printing import console, fail, say_written, table, values_in_words
+
+if TYPE_CHECKING:
+    from aida.stepsizes.sinks import StepsizeLog
+
+
+def list_optimizers(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Optimizers to describe in full, such as: aida adabelief-star.")
+    ] = None,
+) -> None:
+    """List the optimizers, with their update rules and papers.
+
+    Any of them can be built from Python: aida.catalog.find("adabelief").build(model.parameters(), lr=1e-3)
+    """
+    from aida.catalog import catalog
+
+    if names:
+        for entry in [_found(name) for name in names]:
+            _describe(entry)
+        return
+    drawn = table("", "name", "method", "update in one line", "paper")
+    for entry in catalog().values():
+        drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
+    console().print(drawn)
+    console().print("aida list NAME shows one in full: defaults, tuned values, where eps sits.", style="dim")
+
+
+def theory(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for theory.png, theory.svg and theory.md; made if missing.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each convex run.")] = 1500,
+) -> None:
+    """Check the paper's theory on real convex problems, under a minute.
+
+    Evaluates Theorem 1 term by term beside the measured regret of Aida and AdaBelief in logistic
+    regression, counts how often its assumption on the variances holds, and shows a run that breaks it.
+    docs/theory.md explains the tables.
+    """
+    from rich.markdown import Markdown
+
+    from aida.theory import study
+
+    with console().status("minimising logistic losses and running both methods ..."):
+        found = study.run(steps)
+    text = study.as_markdown(found)
+    console().print(Markdown(text))
+    if out is not None:
+        from aida.theory.figure import draw_to
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "theory.md").write_text(text + "\n", encoding="utf-8")
+        say_written([out / "theory.md", *draw_to(found, out)])
+
+
+def stepsizes(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that hold stepsizes.jsonl, or such files; several become columns side by side."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the figures; made if missing.")] = Path("report"),
+) -> None:
+    """Draw the adaptive stepsizes of training runs, layer by layer.
+
+    Writes stepsizes.png and .svg (means and standard deviations), and each figure of the paper whose
+    methods are all among the runs. A run records its stepsizes with aida train --probe, or in a loop
+    of your own with aida.stepsizes.StepsizeProbe.
+    """
+    from aida.drawing import save
+    from aida.stepsizes.plots import draw, draw_paper_figures
+
+    logs = [_read(run) for run in runs]
+    drawn = table("stepsizes at the last measurement", "run", "method", "step", "layers", "spread", "at the bound")
+    for run, log in zip(runs, logs, strict=True):
+        if log.across:
+            last = log.across[-1]
+            share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
+            drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
+    console().print(drawn)
+    say_written([*save(draw(logs, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(logs, out)])
+
+
+def _read(run: Path) -> StepsizeLog:
+    from aida.stepsizes.sinks import read_jsonl
+
+    path = run / "stepsizes.jsonl" if run.is_dir() else run
+    if not path.exists():
+        below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/stepsizes.jsonl"))
+        here = sorted({found.parent for found in below})[:20]
+        known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
+        fail(f"no stepsizes at {path}: a run is a folder with stepsizes.jsonl, or such a file{known}")
+    try:
+        return read_jsonl(path)
+    except ValueError as error:
+        fail(str(error))
+
+
+def _found(name: str) -> Any:
+    from aida.catalog import find
+
+    try:
+        return find(name)
+    except LookupError as error:
+        fail(str(error.args[0]))
+
+
+def _describe(entry: Any) -> None:
+    from torch import nn
+
+    drawn = table(f"{entry.title} ({entry.name})", "", "")
+    group = entry.build([nn.Parameter(nn.init.zeros_(nn.Linear(1, 1).weight))]).param_groups[0]
+    bound = entry.reading.bound(group)
+    rows = {
+        "update": entry.rule,
+        "paper": str(entry.paper),
+        "defaults": values_in_words(entry.defaults),
+        **{f"tuned for {name}": values_in_words(values) for name, values in entry.tuned.items() if values},
+        "stepsize": entry.reading.about + ("" if bound is None else f"; at most {bound:.4g} with the defaults"),
+        "eps": entry.reading.eps,
+        "notes": entry.notes,
+    }
+    for name, text in rows.items():
+        drawn.add_row(name, text)
+    console().print(drawn)

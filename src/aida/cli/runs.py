@@ -1,0 +1,120 @@
+"""Runs that were made: what is in a folder of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aida.cli.printing import console, fail, table
+
+if TYPE_CHECKING:
+    from aida.lab.store import RunRecord
+
+_STYLES = {"finished": "green", "running": "cyan", "diverged": "yellow", "failed": "red", "damaged": "red"}
+
+
+def list_runs(
+    out: Annotated[Path, typer.Argument(metavar="[OUT]", help="The folder of runs.")] = Path("runs"),
+    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only runs in this state: finished, diverged, running, stopped, failed or damaged."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List the runs of a folder: state, metric, epoch, age.
+
+    A run that is stopped or failed goes on where it was when its aida train command is given again.
+    """
+    from typing import get_args
+
+    from aida.lab.store import State, scan
+
+    if state is not None and state not in get_args(State):
+        fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
+    if not out.is_dir():
+        fail(f"no runs at {out}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
+    found = [_described(record) for record in scan(out)]
+    if experiment is not None:
+        known = sorted({run["experiment"] for run in found if run["experiment"]})
+        if experiment not in known:
+            fail(f"no run of {experiment!r} in {out}; there are runs of {', '.join(known) or 'nothing'}")
+        found = [run for run in found if run["experiment"] == experiment]
+    if state is not None:
+        found = [run for run in found if run["state"] == state]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    _draw(found, out)
+
+
+def _draw(found: list[dict[str, Any]], out: Path) -> None:
+    from rich.text import Text
+
+    from aida.lab.labels import settings_in_words
+    from aida.lab.standing import in_words
+
+    drawn = table(
+        "", "run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age", dense=True
+    )
+    drawn.columns[0].no_wrap = True
+    for run in found:
+        best = f"{run['metric']} {in_words(run['best'])} ({run['best_epoch']})" if run["best"] is not None else ""
+        drawn.add_row(
+            run["key"],
+            run["experiment"],
+            f"{run['method']} {settings_in_words(run['differing'])}".strip(),
+            str(run["seed"]) if run["seed"] is not None else "",
+            Text(run["state"], style=_STYLES.get(run["state"], "")),
+            best,
+            in_words(run["last"]),
+            f"{run['epoch']}/{run['epochs']}" if run["epochs"] else "",
+            _age(run["age"]),
+        )
+    console().print(drawn)
+    for run in found:
+        if run["problem"]:
+            console().print(f"{run['key']} {run['state']}: {run['problem']}", style="red", markup=False, soft_wrap=True)
+    console().print(f"{len(found)} runs in {out}", style="dim")
+
+
+def _described(record: RunRecord) -> dict[str, Any]:
+    """A run as one flat object; what cannot be known is None or empty."""
+    from aida.lab.labels import differing
+    from aida.lab.summary import summary_of
+
+    spec, measured = record.spec, summary_of(record)
+    return {
+        "key": record.path.name,
+        "experiment": spec.experiment if spec else "",
+        "variant": spec.variant if spec else "",
+        "optimizer": spec.optimizer if spec else "",
+        "method": spec.method if spec else "",
+        "hyper": dict(spec.hyper) if spec else {},
+        "differing": differing(spec) if spec else {},
+        "seed": spec.seed if spec else None,
+        "precision": spec.precision if spec else "",
+        "state": record.state,
+        "metric": measured.metric,
+        "best": measured.best,
+        "best_epoch": measured.best_epoch,
+        "last": measured.last,
+        "seconds": measured.seconds,
+        "epoch": record.rows,
+        "epochs": spec.epochs if spec else None,
+        "age": round(max(time.time() - record.changed, 0.0), 1),
+        "folder": str(record.path),
+        "problem": record.problem,
+    }
+
+
+def _age(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3 h``, ``5 d``: since something in the run's folder changed."""
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,294 @@
+"""Searching: the paper's protocol for one optimizer or for all of a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aida.cli.choices import chosen_device, chosen_experiment, chosen_variant, require_data, words_checked
+from aida.cli.data import DataRoot
+from aida.cli.printing import console, fail, say_written, table
+
+if TYPE_CHECKING:
+    from aida.lab.jobs import Jobs
+    from aida.lab.search.findings import Findings, Spread
+    from aida.lab.search.plan import Plan
+    from aida.lab.search.stage import Row
+    from aida.lab.spec import PaperFigure
+
+
+def search(
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="EXPERIMENT", help="What to search; aida experiments lists them.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option(help="As in aida train. May be given several times.", show_default="aida"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every optimizer of the experiment's table.")] = False,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2,..", help="Search this set, instead of the paper's or beside it."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Fix a hyper-parameter, which is then not searched."),
+    ] = None,
+    search_seed: Annotated[int, typer.Option(min=0, help="The seed of every search run.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Of the repetitions at the best: 0,1,2 or 0-4.")] = "0,1,2",
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a search run, for a shortened search.", show_default="as the experiment has it"),
+    ] = None,
+    repeat_epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a repetition.", show_default="as the experiment has it"),
+    ] = None,
+    by: Annotated[str, typer.Option(help="Which epoch counts: best, as in the paper's code, or last.")] = "best",
+    sampler: Annotated[
+        str, typer.Option(help="grid: the values of the sets; tpe: what lies between their ends, as Optuna proposes.")
+    ] = "grid",
+    trials: Annotated[int, typer.Option(min=1, help="Configurations that tpe tries.")] = 20,
+    pruner: Annotated[str, typer.Option(help="none, or median: give up what is worse than most by then.")] = "none",
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="postgresql://USER@HOST/DATABASE for workers on several machines; a password is better kept in "
+            "PGPASSWORD or ~/.pgpass.",
+            show_default="search.db in --out, an SQLite file",
+        ),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a worker of which nothing is heard counts as dead.")
+    ] = 60.0,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 or bf16.", show_default="bf16 on a GPU, fp32 on a CPU")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="A form of the protocol, where there are several.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder of runs; made if missing.")] = Path("runs"),
+    data: DataRoot = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch, for a trial.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only kernels that give the same bits again.")
+    ] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the model.", show_default="where it pays, on a GPU"),
+    ] = None,
+    graph: Annotated[
+        bool | None, typer.Option("--graph/--no-graph", help="Whole steps as CUDA graphs.", show_default="on a GPU")
+    ] = None,
+    inception: Annotated[
+        Path | None, typer.Option(help="A file of Inception weights, to measure FID.", exists=True, dir_okay=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images, for each run on ImageNet.")] = 4,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two checkpoints.")] = 30.0,
+) -> None:
+    """Search an optimizer's best configuration, then repeat it.
+
+    The paper's protocol: every configuration of the optimizer's search set is trained once, the best by the
+    experiment's metric is repeated. The same command on other machines, or again, works on the same search:
+    what was measured is not measured again, and what a killed worker left is taken up. Ctrl-C saves first.
+    Every run is an ordinary one, which aida runs and aida report see.
+    """
+    from aida.lab.attempt import RUNNER
+    from aida.lab.jobs import Jobs
+    from aida.lab.order import Order
+    from aida.lab.search import pruning
+    from aida.lab.search.plan import plan_of
+    from aida.lab.search.space import methods_of, parse_sets
+    from aida.lab.search.storage import missing_packages
+    from aida.lab.settings_text import parse_seeds, parse_settings
+    from aida.lab.train import Options
+
+    if missing := missing_packages(storage):
+        fail(missing)
+    chosen = chosen_experiment(experiment, "search")
+    where = chosen_device(device)
+    if every and optimizer:
+        fail("--all is every optimizer, --optimizer some of them; use one of the two")
+    _check("--by", by, ("best", "last"))
+    _check("--sampler", sampler, ("grid", "tpe"))
+    _check("--pruner", pruner, ("none", "median"))
+    names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
+    if any(":" in name for name in names) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # an optimizer of the user's own is a file where they work
+    with words_checked():
+        order = Order(
+            chosen,
+            given=parse_settings(settings or []),
+            seeds=(search_seed,),
+            device=where,
+            epochs=epochs,
+            precision=precision,
+            variant=chosen_variant(chosen, variant, inception),
+            compiled=compiled,
+            deterministic=deterministic,
+            limit=limit,
+        )
+        plans = [
+            plan_of(
+                order,
+                name,
+                parse_sets(over or []),
+                seeds=parse_seeds(seeds),
+                repeat_epochs=repeat_epochs,
+                by=by,
+                sampler=sampler,
+                trials=trials,
+                pruner=pruner,
+            )
+            for name in names
+        ]
+    require_data(chosen.reads(plans[0].base.variant), data)
+    options = Options(
+        device=where,
+        data_root=data,
+        inception=inception,
+        workers=workers,
+        graph=graph,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    queue = Jobs(out, options, jobs, RUNNER if pruner == "none" else pruning.RUNNER)
+    found, stopped_by = _carry_out(plans, queue, storage, grace)
+    for each in found:
+        _report(each)
+    if len(found) > 1:
+        _summarise(found)
+    say_written([each.write(out) for each in found])
+    if stopped_by:
+        raise typer.Exit(128 + stopped_by)
+    if not all(each.complete for each in found):
+        raise typer.Exit(1)
+
+
+def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
+    """Search them all; returns also the signal that stopped it, 0 for none."""
+    from aida.lab.display import shown
+    from aida.lab.events import Event
+    from aida.lab.search.protocol import Protocol, Search
+    from aida.lab.search.storage import Storage, StorageError, sqlite_in
+    from aida.lab.search.trials import Register
+    from aida.lab.standing import Board
+    from aida.lab.stopping import Stop
+
+    board = Board()
+    with Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True)) as stop:
+        try:
+            with shown(console(), board) as listen:
+                storage = Storage(
+                    address or sqlite_in(jobs.out),
+                    note=lambda text: listen(Event("note", "", text=text)),
+                    hurried=lambda: stop.asked,
+                )
+                register = Register(storage, grace)
+                searches = [Search(plan, register) for plan in plans]
+                try:
+                    Protocol(searches, jobs, listen, board.expect, stop).carry_out()
+                except KeyboardInterrupt:
+                    stop.ask()
+                    typer.echo("given up; the same command goes on from the last checkpoints", err=True)
+                found = [search.findings() for search in searches]
+                register.close()
+        except StorageError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+    return found, stop.signal
+
+
+def _report(found: Findings) -> None:
+    """Every configuration, the best marked, and the repetitions there."""
+    plan = found.plan
+    title = f"{plan.method} on {plan.base.experiment}: {plan.metric.title}, by the {plan.by} epoch"
+    if plan.shortened:
+        title += f"; search shortened to {plan.base.epochs} of {plan.repetition(plan.base, 0).epochs} epochs"
+    console().print(title, markup=False, soft_wrap=True)
+    drawn = table("", "", *plan.space.sets, "state", "best (epoch)", "last", "folder", dense=True)
+    for row in found.rows:
+        drawn.add_row("*" if row is found.best else "", *map(_in_words, row.configuration.values()), *_measures(row))
+    console().print(drawn)
+    for problem in found.problems():
+        typer.echo(problem, err=True)
+    if found.best is None:
+        left = sum(row.measured is None for row in found.rows)
+        said = f"{left} not measured yet" if left else "none ended well: each diverged or was pruned"
+        typer.echo(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
+        return
+    drawn = table(f"{plan.method} at the best", "seed", "state", "best (epoch)", "last", "folder", dense=True)
+    for row in found.repetitions:
+        drawn.add_row(str(row.spec.seed), *_measures(row))
+    console().print(drawn)
+    lost = f", {found.diverged} diverged" if found.diverged else ""
+    for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
+        if spread is not None:
+            typer.echo(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
+
+
+def _summarise(found: Sequence[Findings]) -> None:
+    """All searches of the command, a line each, beside the paper."""
+    from aida.lab.labels import settings_in_words
+    from aida.lab.standing import in_words
+
+    experiment = found[0].plan.order.experiment
+    paper = found[0].plan.base.variant in (experiment.paper_variant or experiment.variants[0], "")
+    drawn = table(
+        experiment.title, "method", "best configuration", "best epoch", "last epoch", "n", "paper", dense=True
+    )
+    for each in found:
+        cells = []
+        for by in ("best", "last"):
+            spread = each.spread(by)
+            deviation = f" ± {in_words(spread.std)}" if spread and spread.std is not None else ""
+            cells.append(f"{in_words(spread.mean)}{deviation}" if spread else "")
+        figure = experiment.paper.get(each.plan.method) if paper else None
+        spread = each.spread(each.plan.by)
+        drawn.add_row(
+            each.plan.method,
+            settings_in_words(each.best.configuration) if each.best else "",
+            *cells,
+            str(spread.n) if spread else "",
+            in_words(figure.mean) + (f" ± {figure.std:g}" if figure.std is not None else "") if figure else "",
+        )
+    console().print(drawn)
+
+
+def _measures(row: Row) -> list[Any]:
+    """State, best, last and folder of a configuration or a repetition."""
+    from rich.text import Text
+
+    from aida.lab.search.liveness import this_worker
+    from aida.lab.standing import STYLES, in_words
+
+    measured = row.measured
+    if measured is None:
+        state = f"{row.state} ({row.problem})" if row.state == "running" else row.state
+        return [Text(state, style=STYLES.get(row.state, "")), "", "", ""]
+    best = f"{in_words(measured.best)} ({measured.best_epoch})" if measured.best is not None else ""
+    here = measured.host == this_worker()["host"]
+    folder = measured.folder if here else f"{measured.host}:{measured.folder}"
+    return [Text(row.state, style=STYLES.get(row.state, "")), best, in_words(measured.last), folder]
+
+
+def _mean_in_words(found: Spread | PaperFigure | None) -> str:
+    from aida.lab.standing import in_words
+
+    if found is None:
+        return ""
+    return in_words(found.mean) + ("" if found.std is None else f" ± {found.std:.2g}")
+
+
+def _in_words(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        fail(f"{option} {value!r} is none of {', '.join(known)}")

@@ -1,0 +1,285 @@
+"""Training: the experiments, and runs of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from aida.cli.data import DataRoot
+from aida.cli.printing import console, fail, table
+
+if TYPE_CHECKING:
+    from aida.lab.attempt import Outcome
+    from aida.lab.spec import Experiment, RunSpec
+    from aida.lab.train import Options
+
+#: What a bare ``--probe`` becomes: as often as the experiment proposes.
+_AS_PROPOSED = 0
+
+
+class TrainCommand(TyperCommand):
+    """Lets ``--probe`` stand alone or before a number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spelled: list[str] = []
+        for word, following in zip(args, [*args[1:], ""], strict=False):
+            spelled.append(word)
+            if word == "--probe" and not following.isdecimal():
+                spelled.append(str(_AS_PROPOSED))
+        return super().parse_args(ctx, spelled)
+
+
+def list_experiments(data: DataRoot = None) -> None:
+    """List the experiments: model, data, epochs, metric."""
+    from aida.lab.experiments import experiments
+
+    drawn = table("", "name", "what", "parameters", "data", "epochs", "metric", "variants")
+    for each in experiments().values():
+        metrics = list(each.metrics.values())
+        drawn.add_row(
+            each.name,
+            each.title,
+            f"{each.parameters:,}",
+            ", ".join(f"{name} ({_data_in_words(name, data)})" for name in each.data),
+            str(each.epochs),
+            metrics[0].title,
+            ", ".join(each.variants) if len(metrics) > 1 else "",
+        )
+    console().print(drawn)
+    console().print("aida train NAME --optimizer aida --seeds 0,1,2 trains one.", style="dim")
+
+
+def train(
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="EXPERIMENT", help="What to train; aida experiments lists them.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name of aida list, aida-k1 for Aida with one projection, or module:Class such as "
+            "torch.optim:NAdam. May be given several times.",
+            show_default="aida",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="One run each: 0,1,2 or 0-4.")] = "0",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the experiment's own number.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 or bf16.", show_default="bf16 on a GPU, fp32 on a CPU")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="A form of the protocol, where there are several.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder of runs; made if missing.")] = Path("runs"),
+    data: DataRoot = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch, for a trial.")] = None,
+    probe: Annotated[
+        int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes, every N steps.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only kernels that give the same bits again.")
+    ] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the model.", show_default="where it pays, on a GPU"),
+    ] = None,
+    graph: Annotated[
+        bool | None, typer.Option("--graph/--no-graph", help="Whole steps as CUDA graphs.", show_default="on a GPU")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="tensorboard: write its files into each run's folder too.")] = None,
+    inception: Annotated[
+        Path | None, typer.Option(help="A file of Inception weights, to measure FID.", exists=True, dir_okay=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images, for each run on ImageNet.")] = 4,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two checkpoints.")] = 30.0,
+) -> None:
+    """Train an experiment, once for each optimizer and seed.
+
+    A run is a folder under --out, named by the hash of all that decides its numbers. The same command
+    again skips what is finished and goes on where a run was stopped or killed. Ctrl-C saves first.
+    """
+    from aida.lab.train import Options
+
+    chosen = _experiment(experiment)
+    where = _device(device)
+    if jobs > 1 and "WORLD_SIZE" in os.environ:
+        fail("--jobs is for runs side by side, torchrun for one run on several GPUs; use one of the two")
+    _check_log(log)
+    specs = _specs(
+        chosen,
+        settings or [],
+        seeds,
+        optimizers=tuple(optimizer or ["aida"]),
+        device=where,
+        epochs=epochs,
+        precision=precision,
+        variant=_variant(chosen, variant, inception),
+        compiled=compiled,
+        deterministic=deterministic,
+        probe_every=0 if probe is None else probe or None,
+        limit=limit,
+    )
+    _require_data(chosen.reads(specs[0].variant), data)
+    options = Options(
+        device=where,
+        data_root=data,
+        inception=inception,
+        workers=workers,
+        graph=graph,
+        checkpoint_seconds=checkpoint_seconds,
+        tensorboard=log is not None,
+    )
+    outcomes, stopped_by = _work(specs, out, options, jobs)
+    if _speaks():
+        _report(specs, outcomes, out)
+    if stopped_by:
+        raise typer.Exit(128 + stopped_by)
+    if any(not each.done for each in outcomes):
+        raise typer.Exit(1)
+
+
+def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
+    """Train them all; returns also the signal that stopped it, 0 for none."""
+    from aida.lab.display import shown
+    from aida.lab.jobs import Jobs
+    from aida.lab.standing import Board
+    from aida.lab.stopping import Stop
+
+    board = Board()
+    board.expect(specs)
+    outcomes: list[Outcome] = []
+    with Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True)) as stop:
+        try:
+            with shown(console(), board) if _speaks() else nullcontext(lambda event: None) as listen:
+                outcomes.extend(Jobs(out, options, jobs).work(specs, listen, stop))
+        except KeyboardInterrupt:
+            stop.ask()
+            typer.echo("given up; the same command goes on from the last checkpoints", err=True)
+    return outcomes, stop.signal
+
+
+def _speaks() -> bool:
+    """Of the processes that torchrun started for one run, the first speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path) -> None:
+    """The small table at the end, and what went wrong."""
+    from rich.text import Text
+
+    from aida.lab.labels import labels
+    from aida.lab.standing import STYLES, in_words
+    from aida.lab.store import read_run
+    from aida.lab.summary import Summary, summary_of
+
+    named = labels(specs)
+    places = {spec.key: place for place, spec in enumerate(specs)}
+    drawn = table("", "run", "state", "best (epoch)", "last", "s an epoch", "folder", dense=True)
+    for each in sorted(outcomes, key=lambda outcome: places[outcome.key]):
+        folder = out / each.key  # not there where a run was stopped before it began, or --out cannot be written
+        found = summary_of(read_run(folder)) if folder.is_dir() else Summary()
+        best = f"{in_words(found.best)} ({found.best_epoch})" if found.best is not None else ""
+        state = Text(each.state, style=STYLES.get(each.state, ""))
+        drawn.add_row(named[each.key], state, best, in_words(found.last), in_words(found.seconds), str(folder))
+    console().print(drawn)
+    left = len(specs) - len(outcomes)
+    if left:
+        typer.echo(f"{left} of {len(specs)} runs were not begun")
+    for each in outcomes:
+        if each.state in ("failed", "busy"):
+            typer.echo(f"{named[each.key]} {each.state}: {each.error}", err=True)
+
+
+def _experiment(name: str | None) -> Experiment:
+    from aida.lab.experiments import experiments, find_experiment
+
+    if name is None:
+        fail(f"which experiment? aida train EXPERIMENT; known are {', '.join(experiments())}")
+    try:
+        return find_experiment(name)
+    except LookupError as error:
+        fail(str(error.args[0]))
+
+
+def _device(given: str | None) -> str:
+    import torch
+
+    # nothing here opens the GPU: runs in processes of their own share it without this one
+    if given is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if given.partition(":")[0] not in ("cuda", "cpu"):
+        fail(f"--device {given!r} is neither cuda nor cpu")
+    if given != "cpu" and not torch.cuda.is_available():
+        fail(f"--device {given}: torch {torch.__version__} sees no CUDA device; use --device cpu")
+    return given
+
+
+def _check_log(log: str | None) -> None:
+    from importlib.util import find_spec
+
+    if log not in (None, "tensorboard"):
+        fail(f"--log {log!r} is not known; known is tensorboard")
+    if log and not find_spec("tensorboard"):
+        fail("--log tensorboard needs TensorBoard: pip install aida-optim[tensorboard]")
+
+
+def _variant(chosen: Experiment, asked: str | None, inception: Path | None) -> str | None:
+    """A file of weights is given to be used: with it the variant that needs it is meant."""
+    if inception is not None and "inception" not in chosen.variants:
+        fail(f"--inception is of no use to {chosen.name}, which is not measured with it")
+    if asked == "inception" and inception is None:
+        fail("--variant inception measures FID and needs the file of its weights: --inception FILE")
+    return "inception" if asked is None and inception is not None else asked
+
+
+def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:
+    from aida.lab.order import Order
+    from aida.lab.settings_text import SettingError, parse_seeds, parse_settings
+
+    if any(":" in name for name in rest["optimizers"]) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # an optimizer of the user's own is a file where they work
+    try:
+        return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
+    except SettingError as error:
+        fail(str(error))
+    except LookupError as error:
+        fail(str(error.args[0]))
+
+
+def _require_data(names: Sequence[str], root: Path | None) -> None:
+    """Refuse before anything is started."""
+    from aida.lab.data.errors import DataError
+    from aida.lab.data.local import require
+    from aida.lab.data.sets import find
+
+    for wanted in map(find, names):
+        if not wanted.embedded:
+            try:
+                require(wanted, root)
+            except DataError as error:
+                fail(str(error))
+
+
+def _data_in_words(name: str, root: Path | None) -> str:
+    from aida.lab.data.errors import DataError
+    from aida.lab.data.local import require
+    from aida.lab.data.sets import find
+
+    wanted = find(name)
+    if wanted.embedded:
+        return "in the package"
+    try:
+        require(wanted, root)
+    except DataError:
+        return f"missing: aida data get {name}" if wanted.ways else f"missing: aida data import {name} PATH"
+    return "there"

@@ -1,0 +1,53 @@
+"""What people call a run: its method, where its values are not the tuned ones, its seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aida.lab.experiments import experiments
+from aida.lab.spec import RunSpec
+
+#: Beside method and seed; named in a label only where the runs at hand differ in them.
+_OTHERS = ("experiment", "variant", "epochs", "batch", "precision", "compiled", "deterministic", "limit", "probe_every")
+
+
+def differing(spec: RunSpec) -> dict[str, Any]:
+    """The hyper-parameters that are not the tuned ones of its experiment; for an optimizer from outside, all."""
+    experiment = experiments().get(spec.experiment)
+    if experiment is None or ":" in spec.optimizer:
+        return dict(spec.hyper)
+    # the number of projections is in the method's name, and tuned values depend on it
+    named = {"projections": spec.hyper["projections"]} if spec.optimizer == "aida" else {}
+    tuned = json.loads(json.dumps(experiment.tuned(spec.optimizer, named)))
+    return {name: value for name, value in spec.hyper.items() if name not in tuned or tuned[name] != value}
+
+
+def settings_in_words(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_in_words(value)}" for name, value in values.items())
+
+
+def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
+    """A label for each run, by key; no two alike."""
+    specs = list(specs)
+    others = [name for name in _OTHERS if len({getattr(spec, name) for spec in specs}) > 1]
+    return {
+        spec.key: " ".join(
+            part
+            for part in (
+                spec.method,
+                settings_in_words(differing(spec)),
+                settings_in_words({name: getattr(spec, name) for name in others}),
+                f"seed {spec.seed}",
+            )
+            if part
+        )
+        for spec in specs
+    }
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,52 @@
+"""Runs that their search may give up: a word from the process that decides to the one that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aida.lab import train
+from aida.lab.events import Event, Listener
+from aida.lab.spec import RunSpec
+from aida.lab.train import Options
+
+#: For :class:`aida.lab.jobs.Jobs`: trains as ever, and leaves a run that was given up.
+RUNNER = f"{__name__}:run"
+
+#: The state of such a run's outcome.
+PRUNED = "pruned"
+
+
+class _GivenUp(Exception):  # noqa: N818 - nothing went wrong
+    """The run is not wanted any more."""
+
+
+def give_up(out: Path, run: str) -> None:
+    """Have whoever trains the run leave it after the epoch at hand; it can be gone on with from its last checkpoint."""
+    word = _word(out, run)
+    word.parent.mkdir(parents=True, exist_ok=True)
+    word.touch()
+
+
+def run(spec: RunSpec, out: Path, options: Options, listen: Listener) -> Mapping[str, Any]:
+    """Train a run unless it is given up on the way."""
+    word = _word(out, spec.key)
+    word.unlink(missing_ok=True)  # of a process that was killed before it read it
+
+    def hear(event: Event) -> None:
+        listen(event)
+        if event.kind == "epoch" and event.epoch < event.epochs and word.exists():
+            raise _GivenUp
+
+    try:
+        return train.run(spec, out, options, hear)
+    except _GivenUp:
+        return {"state": PRUNED}
+    finally:
+        word.unlink(missing_ok=True)
+
+
+def _word(out: Path, run: str) -> Path:
+    # a file: the process that trains may be another, whose pipe takes whole runs only
+    return out / "search" / f"{run}.given-up"

@@ -1,0 +1,142 @@
+"""Run folders as values: what a report needs of each, and what is wrong with those that cannot be counted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aida.lab.spec import Experiment, Metric, RunSpec
+from aida.lab.store import RunRecord, StoreError, read_curve, read_sessions, scan
+
+#: As the store has them, and ``other metric``: finished, but its number is not the one of its experiment.
+State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's rows, epoch by epoch; None where a value is missing or was not finite."""
+
+    epochs: tuple[int, ...] = ()
+    metric: tuple[float | None, ...] = ()
+    loss: tuple[float | None, ...] = ()
+    seconds: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder whose spec could be read."""
+
+    folder: Path
+    spec: RunSpec
+    state: State
+    curve: Curve
+    #: The metric's key and direction, as the run's result has them; empty where there is no result.
+    metric: str = ""
+    better: str = ""
+    best: float | None = None
+    best_epoch: int | None = None
+    last: float | None = None
+    device: str = ""
+    #: Why it does not count.
+    remark: str = ""
+
+    @property
+    def key(self) -> str:
+        """The spec's hash, which the store has seen to be the folder's name."""
+        return self.folder.name
+
+    @property
+    def counts(self) -> bool:
+        """Whether its number enters a mean; all others are listed."""
+        return self.state == "finished" and self.best is not None and self.last is not None
+
+    @property
+    def seconds(self) -> float | None:
+        """Training seconds an epoch: the median, which a slow first epoch (compiling, warming up) does not move."""
+        known = [value for value in self.curve.seconds if value is not None]
+        return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A folder that adds no run: it cannot be read, or holds a run that is there already."""
+
+    folder: Path
+    problem: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    runs: tuple[Run, ...]
+    unread: tuple[Unread, ...]
+
+
+def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
+    """Every run below the roots. A run that is in two of them counts once, the finished copy if one is."""
+    runs: dict[str, Run] = {}
+    unread: list[Unread] = []
+    for record in (record for root in roots for record in scan(root)):
+        if record.spec is None:
+            unread.append(Unread(record.path, record.problem or "being made just now, without a spec yet"))
+            continue
+        run = _run(record, record.spec, experiments)
+        if run.key in runs:
+            run, other = sorted((runs[run.key], run), key=lambda each: not each.counts)
+            unread.append(Unread(other.folder, f"the same run as {run.folder}, counted once"))
+        runs[run.key] = run
+    return Collection(tuple(runs.values()), tuple(unread))
+
+
+def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]) -> Run:
+    experiment = experiments.get(spec.experiment)
+    declared = experiment.metrics.get(spec.variant) if experiment else None
+    result = record.result or {}
+    state: State = record.state
+    remark = record.problem or str(result.get("reason", ""))
+    metric = str(result.get("metric", ""))
+    if record.result and declared and metric != declared.key:
+        state, remark = (
+            "other metric",
+            f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}",
+        )
+    best, last = _number(result.get("best")), _number(result.get("last"))
+    if state == "finished" and (best is None or last is None):
+        remark = f"finished without a number for {metric or 'its metric'}"
+    return Run(
+        folder=record.path, spec=spec, state=state,
+        curve=_curve(record.path, declared, metric),
+        metric=metric, better=str(result.get("better", "")),
+        best=best, best_epoch=result.get("best_epoch"), last=last,
+        device=_device(record.path), remark=remark,
+    )  # fmt: skip
+
+
+def _curve(folder: Path, declared: Metric | None, metric: str) -> Curve:
+    key = declared.key if declared else metric
+    try:
+        rows = read_curve(folder)
+    except StoreError:  # then the record says so, and why
+        return Curve()
+    return Curve(
+        tuple(int(row["epoch"]) for row in rows if "epoch" in row),
+        tuple(_number(row.get(key)) for row in rows if "epoch" in row),
+        tuple(_number(row.get("loss")) for row in rows if "epoch" in row),
+        tuple(_number(row.get("seconds")) for row in rows if "epoch" in row),
+    )
+
+
+def _device(folder: Path) -> str:
+    """Where the last process that worked on it ran; empty where nothing says so."""
+    try:
+        sessions = read_sessions(folder)
+    except StoreError:
+        return ""
+    return str(sessions[-1].get("device", "")) if sessions else ""
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -1,0 +1,192 @@
+"""A column of a table: every method of one experiment under one protocol, ours beside the paper's.
+
+A method's number is the mean of its best configuration. Its p-value says whether it differs from the
+reference method, corrected over the column; nothing leads a column without having beaten every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aida.lab.spec import Experiment, Metric, PaperFigure
+from aida.report.collect import Run
+from aida.report.groups import Configuration, Measure, Protocol, ranked
+from aida.report.naming import ordered
+from aida.report.statistics import Comparison, Summary, against_published, compare, holm
+
+MEASURES: tuple[Measure, Measure] = ("best", "last")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one column."""
+
+    method: str
+    #: The configuration that stands for it; None where it has no finished run.
+    chosen: Configuration | None
+    #: All of this column, the chosen one first.
+    configurations: tuple[Configuration, ...]
+    #: Configurations of other, shortened columns of the same experiment: it may have been chosen by those.
+    elsewhere: int
+    paper: PaperFigure | None
+    against_paper: Comparison | None = None
+    #: By measure; empty for the reference itself and where either side has no run.
+    against_reference: Mapping[Measure, Comparison] = field(default_factory=dict)
+    #: Measures at which it is the best of the column and significantly better than every other method.
+    leads: frozenset[Measure] = frozenset()
+
+    def summary(self, measure: Measure) -> Summary | None:
+        return self.chosen.summary(measure) if self.chosen else None
+
+    @property
+    def diverged(self) -> int:
+        return sum(each.diverged for each in self.configurations)
+
+    @property
+    def open(self) -> int:
+        return sum(each.open for each in self.configurations)
+
+    @property
+    def tried(self) -> int:
+        """Configurations of this column with a finished or diverged run."""
+        return sum(bool(each.counted or each.diverged) for each in self.configurations)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One experiment under one protocol; without a protocol where it has no runs."""
+
+    name: str
+    experiment: Experiment | None
+    protocol: Protocol | None
+    metric: Metric
+    reference: str
+    cells: tuple[Cell, ...]
+    #: Where its runs are not the experiment as declared.
+    departures: tuple[str, ...] = ()
+    #: What tells it from the experiment's other columns; empty where it is the only one.
+    distinction: str = ""
+
+    @property
+    def id(self) -> str:
+        """Fit for a file name and a link."""
+        if self.protocol is None:
+            return "-".join([self.name, *self.distinction.split()])
+        known = self.protocol
+        words = [self.name, *self._variant, *known.manner.replace(",", "").split()]
+        if self.departures or self.experiment is None:
+            words += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
+            words += [f"limit-{known.limit}"] if known.limit else []
+        return "-".join(words)
+
+    @property
+    def detail(self) -> str:
+        """How its runs were computed, in words; empty where there are none."""
+        return self.protocol.manner if self.protocol else ""
+
+    @property
+    def _variant(self) -> list[str]:
+        """The variant, where it is not the one that goes without saying."""
+        default = self.experiment.variants[0] if self.experiment else "default"
+        return [self.protocol.variant] if self.protocol and self.protocol.variant != default else []
+
+    @property
+    def title(self) -> str:
+        title = self.experiment.title if self.experiment else self.name
+        return f"{title}, {self.distinction}" if self.distinction else title
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        return [each for cell in self.cells for each in cell.configurations]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for each in self.configurations for run in each.runs]
+
+    def cell(self, method: str) -> Cell | None:
+        return next((cell for cell in self.cells if cell.method == method), None)
+
+
+def column(
+    experiment: Experiment | None, metric: Metric, found: Sequence[Configuration], reference: str,
+    elsewhere: Mapping[str, int], distinction: str,
+) -> Column:  # fmt: skip
+    """The column that these configurations, all of one protocol, make."""
+    protocol = found[0].protocol
+    departures = protocol.departures(experiment)
+    groups: dict[str, list[Configuration]] = {}
+    paper: Mapping[str, PaperFigure] = {}
+    if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
+        groups = {method: [] for method in experiment.paper}
+        paper = experiment.paper if protocol.variant == paper_variant(experiment) else {}
+    for each in found:
+        groups.setdefault(each.method, []).append(each)
+    cells = []
+    for method in ordered(groups):
+        ranking = ranked(groups[method], metric)
+        chosen = ranking[0] if ranking and ranking[0].counted else None
+        cells.append(Cell(method, chosen, tuple(ranking), elsewhere.get(method, 0), paper.get(method)))
+    tested = _tested(cells, metric, reference)
+    return Column(protocol.experiment, experiment, protocol, metric, reference, tested, departures, distinction)
+
+
+def empty_column(experiment: Experiment, reference: str, elsewhere: Mapping[str, int]) -> Column:
+    """The paper's figures, where there are no runs to stand beside them."""
+    variant = paper_variant(experiment)
+    cells = tuple(
+        Cell(method, None, (), elsewhere.get(method, 0), experiment.paper[method])
+        for method in ordered(experiment.paper)
+    )
+    distinction = "" if variant == experiment.variants[0] else variant
+    metric = experiment.metrics[variant]
+    return Column(experiment.name, experiment, None, metric, reference, cells, distinction=distinction)
+
+
+def paper_variant(experiment: Experiment) -> str:
+    """The variant that the paper's figures compare with."""
+    return experiment.paper_variant or experiment.variants[0]
+
+
+def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
+    against: dict[str, dict[Measure, Comparison]] = {cell.method: {} for cell in cells}
+    leaders: dict[Measure, str] = {}
+    for measure in MEASURES:
+        values = {cell.method: cell.chosen.by_seed(measure) for cell in cells if cell.chosen}
+        for method, comparison in _family(reference, values).items():
+            against[method][measure] = comparison
+        if leader := _leader(values, metric):
+            leaders[measure] = leader
+    return tuple(
+        replace(
+            cell,
+            against_paper=_against_paper(cell),
+            against_reference=against[cell.method],
+            leads=frozenset(measure for measure, leader in leaders.items() if leader == cell.method),
+        )
+        for cell in cells
+    )
+
+
+def _family(reference: str, values: Mapping[str, Mapping[int, float]]) -> dict[str, Comparison]:
+    """Every other method against the reference, corrected together."""
+    if reference not in values:
+        return {}
+    others = {method: compare(found, values[reference]) for method, found in values.items() if method != reference}
+    return holm(others)
+
+
+def _leader(values: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
+    """The method with the best mean, if it differs significantly from every other; None too where it is alone."""
+    if len(values) < 2:
+        return None
+    means = {method: sum(found.values()) / len(found) for method, found in values.items()}
+    first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
+    return first if all(each.significant for each in _family(first, values).values()) else None
+
+
+def _against_paper(cell: Cell) -> Comparison | None:
+    ours = cell.summary("best")
+    if ours is None or cell.paper is None:
+        return None
+    return against_published(ours, cell.paper.mean, cell.paper.std)

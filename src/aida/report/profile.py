@@ -1,0 +1,61 @@
+"""A performance profile over all tasks, after Dolan and Moré: who is how close to the best, how often.
+
+The cost of a method on a task is the mean over its seeds of what it leaves to be desired: 100 minus an
+accuracy, or the perplexity, distance or loss itself. Its gap is that cost over the lowest cost of any
+method on the task, minus one. The profile at a gap is the share of all tasks on which the method comes
+within it; a task where it has no runs counts as never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aida.lab.spec import Metric
+from aida.report.columns import Column
+from aida.report.naming import ordered
+
+#: What the page and the figure say.
+DEFINITION = (
+    "For each method, the share of tasks (the columns above, shortened runs left out) on which its mean cost is within "
+    "the given gap of the lowest mean cost of any method. The cost is 100 − accuracy, or the perplexity, distance or "
+    "loss itself, at the best epoch; the gap is cost over lowest cost, minus one. A task without runs of a method "
+    "counts against it."
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The gaps of each method on the tasks where it has runs, ascending."""
+
+    tasks: tuple[str, ...]
+    gaps: dict[str, tuple[float, ...]]
+
+    def share(self, method: str, gap: float) -> float:
+        """Of all tasks, those on which the method is within the gap."""
+        return sum(each <= gap for each in self.gaps[method]) / len(self.tasks)
+
+
+def profile(columns: Sequence[Column]) -> Profile | None:
+    """Over those columns in which at least two methods have runs; None where there are not two such."""
+    tasks: list[str] = []
+    gaps: dict[str, list[float]] = {}
+    for column in columns:
+        means = {cell.method: found.mean for cell in column.cells if (found := cell.summary("best"))}
+        costs = {method: cost(mean, column.metric) for method, mean in means.items()}
+        lowest = min(costs.values(), default=0.0)
+        if len(costs) < 2 or lowest <= 0:  # nothing is a multiple of a perfect score
+            continue
+        tasks.append(column.id)
+        for method, value in costs.items():
+            gaps.setdefault(method, []).append(value / lowest - 1)
+    if len(tasks) < 2:
+        return None
+    return Profile(tuple(tasks), {method: tuple(sorted(gaps[method])) for method in ordered(gaps)})
+
+
+def cost(mean: float, metric: Metric) -> float:
+    """What is left to be desired: positive, lower is better, and a ratio of two of them means something."""
+    if metric.better == "lower":
+        return mean
+    return 100 - mean if metric.key.endswith("accuracy") else 1 / mean

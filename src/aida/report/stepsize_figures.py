@@ -1,0 +1,62 @@
+"""The paper's figures of layerwise stepsizes, from the runs that recorded them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from aida.drawing import save
+from aida.report.collect import Run
+from aida.report.columns import Column
+from aida.report.study import Study
+from aida.stepsizes.plots import draw, draw_paper_figures
+from aida.stepsizes.sinks import StepsizeLog, read_jsonl
+
+_FILE = "stepsizes.jsonl"
+
+#: Columns of a figure side by side; more cannot be read.
+_ABREAST = 6
+
+
+def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
+    """Those of the paper's figures whose methods were measured, and one of all methods; what could not be read.
+
+    A method is shown by one run: of its best configuration that has any, the lowest seed.
+    """
+    written: list[Path] = []
+    problems: list[str] = []
+    for column in study.columns:
+        logs = _logs(column, problems)
+        if not logs:
+            continue
+        place = folder / f"stepsizes-{column.id}"
+        written += draw_paper_figures(logs, place)
+        written += save(draw(logs[:_ABREAST], ("mean", "std")), place / "all")
+    return written, problems
+
+
+def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
+    logs: dict[str, StepsizeLog] = {}
+    for cell in column.cells:
+        for run in _measured(run for each in cell.configurations for run in each.runs):
+            log = _read(run, problems)
+            if log is not None:
+                # by the figure's name of the method: two numbers of projections are both Aida, and the first stands
+                logs.setdefault(log.method, log)
+                break
+    return list(logs.values())
+
+
+def _measured(runs: Iterable[Run]) -> Iterable[Run]:
+    return (run for run in runs if (run.folder / _FILE).exists())
+
+
+def _read(run: Run, problems: list[str]) -> StepsizeLog | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a torn last line: the run is then listed as unfinished
+            return read_jsonl(run.folder / _FILE)
+    except (OSError, ValueError) as error:
+        problems.append(f"{run.folder / _FILE}: {error}")
+        return None

@@ -1,0 +1,254 @@
+"""The tables of a report: methods against the paper, the paper's own layout, searches, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aida.report import words
+from aida.report.columns import Cell, Column, paper_variant
+from aida.report.grids import Field, Grid, Head, absent, grid
+from aida.report.groups import Configuration, Measure
+from aida.report.naming import ordered, title
+from aida.report.statistics import Comparison
+from aida.report.study import Table
+
+NO_RUNS = "no runs"
+
+
+def comparison(column: Column) -> Grid:
+    """One column in full: each method ours beside the paper's, and against the reference."""
+    reference = title(column.reference)
+    measured = any(cell.chosen for cell in column.cells)
+    with_paper = any(cell.paper for cell in column.cells)
+    heads = [
+        Head("method", numeric=False),
+        Head(
+            "best epoch", f"mean ± std over seeds of {column.metric.title} at each run's best epoch, and which it was"
+        ),
+        Head("n", "seeds"),
+        Head("last epoch", f"mean ± std over seeds of {column.metric.title} after the last epoch"),
+        Head("best run", "the best of all seeds and configurations, which is what the paper's Table IV gives"),
+        Head("s / epoch", "training seconds an epoch: median of a run, mean over seeds; the paper's in brackets"),
+    ]
+    if with_paper:
+        heads += [
+            Head("paper", "mean ± std of three repetitions"),
+            Head("ours − paper", "at the best epoch"),
+            Head("p, paper", "Welch's test against the paper's mean and std, uncorrected"),
+        ]
+    heads += [
+        Head(f"− {reference}", f"mean minus that of {reference}, at the best epoch"),
+        Head("p, best", f"against {reference} at the best epoch, corrected by Holm over this column"),
+        Head("p, last", f"against {reference} after the last epoch, corrected by Holm over this column"),
+        Head("tried", "sets of hyper-parameters that were tried; in small print those tried in shortened runs"),
+    ]
+    digits = column_digits(column)
+    rows = [_comparison_row(cell, column, digits, with_paper) for cell in column.cells]
+    return grid(
+        column.id, f"{column.title}", heads, rows, *(_remarks(column) if measured else ["No finished run yet."])
+    )
+
+
+def overview(table: Table) -> Grid:
+    """The paper's own layout: a method a row, an experiment a column, ours above and the paper's below."""
+    columns = table.columns
+    heads = [Head("method", numeric=False)]
+    heads += [
+        Head(column.title, f"{column.metric.title}; {column.metric.better} is better; {column.detail or 'no runs'}")
+        for column in columns
+    ]
+    rows = []
+    for method in ordered(cell.method for column in columns for cell in column.cells):
+        row = [Field(title(method))]
+        for column in columns:
+            cell = column.cell(method)
+            row.append(absent(NO_RUNS) if cell is None else _overview_field(cell, column))
+        rows.append(row)
+    return grid(table.name, table.title, heads, rows)
+
+
+def search(column: Column) -> Grid:
+    """Every configuration of a column, so that what a method's number was chosen from can be seen."""
+    digits = column_digits(column)
+    varied = varied_settings(column)
+    heads = [
+        Head("method", numeric=False), Head("hyper-parameters", "those that differ between its configurations", False),
+        Head("best epoch"), Head("n"), Head("last epoch"), Head("diverged"), Head("not finished"),
+        Head("", "stands for the method in the table above", numeric=False),
+    ]  # fmt: skip
+    rows = []
+    for cell in column.cells:
+        for each in cell.configurations:
+            best, last = each.summary("best"), each.summary("last")
+            shown = {name: each.hyper.get(name) for name in varied[cell.method]}
+            rows.append(
+                [
+                    Field(title(cell.method)),
+                    Field(words.settings(shown) or "the only one", opens=each.id),
+                    Field(words.spread(best, digits), best.mean, opens=each.id) if best else absent("none finished"),
+                    Field(str(len(each.counted)), len(each.counted)),
+                    Field(words.spread(last, digits), last.mean, opens=each.id) if last else absent(""),
+                    Field(str(each.diverged or ""), each.diverged),
+                    Field(str(each.open or ""), each.open),
+                    Field("chosen" if each is cell.chosen else ""),
+                ]
+            )
+    return grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows)
+
+
+def varied_settings(column: Column) -> dict[str, list[str]]:
+    """By method, the hyper-parameters in which its configurations differ."""
+    found = {}
+    for cell in column.cells:
+        names = dict.fromkeys(name for each in cell.configurations for name in each.hyper)
+        found[cell.method] = [
+            name for name in names if len({repr(each.hyper.get(name)) for each in cell.configurations}) > 1
+        ]
+    return found
+
+
+def column_digits(column: Column) -> int:
+    means = [found.mean for cell in column.cells if (found := cell.summary("best"))]
+    return words.decimals(means or [cell.paper.mean for cell in column.cells if cell.paper])
+
+
+def _comparison_row(cell: Cell, column: Column, digits: int, with_paper: bool) -> list[Field]:
+    row = [Field(title(cell.method)), *_opening(_ours(cell, column, digits), cell)]
+    if with_paper:
+        # not stressed: these tests are not corrected for their number
+        difference, p = _against(cell.against_paper, digits)
+        row += [_paper(cell, digits), *_opening([difference, replace(p, bold=False, note="")], cell)]
+    if cell.method == column.reference and cell.chosen:
+        row += [absent("reference"), absent(""), absent("")]
+    else:
+        best, last = (cell.against_reference.get(measure) for measure in ("best", "last"))
+        row += _opening([*_against(best, digits), replace(_p(last), note="")], cell)
+    note = f"{cell.elsewhere} shortened" if cell.elsewhere else ""
+    return [*row, Field(str(cell.tried or ""), cell.tried or None, note=note)]
+
+
+def _ours(cell: Cell, column: Column, digits: int) -> list[Field]:
+    if cell.chosen is None:
+        return [absent(why_empty(cell)), *[absent("")] * 4]
+    return [
+        replace(_mean(cell, "best", digits), note=_mean_epoch(cell.chosen)),
+        Field(str(len(cell.chosen.counted)), len(cell.chosen.counted), note=_losses(cell.chosen)),
+        _mean(cell, "last", digits),
+        _best_run(cell, column, digits),
+        _seconds(cell),
+    ]
+
+
+def _opening(fields: Sequence[Field], cell: Cell) -> list[Field]:
+    """Every number of ours leads to its runs."""
+    if cell.chosen is None:
+        return list(fields)
+    own = cell.chosen.id
+    return [field if field.opens or field.order is None else replace(field, opens=own, quiet=True) for field in fields]
+
+
+def _overview_field(cell: Cell, column: Column) -> Field:
+    digits = column_digits(column)
+    paper = f"paper {words.number(cell.paper.mean, digits)}" if cell.paper else ""
+    if cell.paper and cell.paper.std is not None:
+        paper += f" ± {cell.paper.std:.{digits}f}"
+    best = cell.summary("best")
+    if cell.chosen is None or best is None:
+        return Field(why_empty(cell), note=paper, faint=True)
+    text = f"{words.spread(best, digits)}, n={best.n}"
+    return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
+
+
+def _mean(cell: Cell, measure: Measure, digits: int) -> Field:
+    found = cell.summary(measure)
+    assert found is not None
+    assert cell.chosen is not None
+    return Field(words.spread(found, digits), found.mean, measure in cell.leads, cell.chosen.id)
+
+
+def _mean_epoch(chosen: Configuration) -> str:
+    epochs = [run.best_epoch for run in chosen.counted if run.best_epoch is not None]
+    return f"epoch {sum(epochs) / len(epochs):.0f}" if epochs else ""
+
+
+def _best_run(cell: Cell, column: Column, digits: int) -> Field:
+    found = [(run.best, each.id) for each in cell.configurations for run in each.counted if run.best is not None]
+    value, where = (max if column.metric.better == "higher" else min)(found)
+    return Field(words.number(value, digits), value, opens=where)
+
+
+def _seconds(cell: Cell) -> Field:
+    assert cell.chosen is not None
+    ours = cell.chosen.seconds()
+    paper = cell.paper.seconds if cell.paper else None
+    note = f"paper {words.seconds(paper)}" if paper is not None else ""
+    return Field(words.seconds(ours.mean), ours.mean, note=note) if ours else Field("not timed", note=note, faint=True)
+
+
+def _paper(cell: Cell, digits: int) -> Field:
+    if cell.paper is None:
+        return absent("not in the paper")
+    std = f" ± {cell.paper.std:.{digits}f}" if cell.paper.std is not None else ""
+    return Field(words.number(cell.paper.mean, digits) + std, cell.paper.mean)
+
+
+def _against(found: Comparison | None, digits: int) -> list[Field]:
+    if found is None:
+        return [absent(""), absent("")]
+    note = ""
+    if found.interval:
+        low, high = (words.signed(end, digits) for end in found.interval)
+        note = f"{low} to {high}"
+    return [Field(words.signed(found.difference, digits), found.difference, note=note), _p(found)]
+
+
+def _p(found: Comparison | None) -> Field:
+    if found is None or found.p is None:
+        return absent(words.p_value(found))
+    return Field(words.p_value(found), found.p, note=found.test, bold=found.significant)
+
+
+def why_empty(cell: Cell) -> str:
+    """What to say of a method without a number."""
+    said = [words.plural(cell.diverged, "run") + " diverged"] if cell.diverged else []
+    said += [words.plural(cell.open, "run") + " not finished"] if cell.open else []
+    return ", ".join(said) or NO_RUNS
+
+
+def _losses(chosen: Configuration) -> str:
+    said = [f"{chosen.diverged} diverged"] if chosen.diverged else []
+    said += [f"{chosen.open} not finished"] if chosen.open else []
+    return ", ".join(said)
+
+
+def _remarks(column: Column) -> Sequence[str]:
+    """What a reader must know of this column beside the general explanations."""
+    said = []
+    experiment = column.experiment
+    if experiment and experiment.paper and not column.departures and column.protocol:
+        variant = paper_variant(experiment)
+        if column.protocol.variant != variant:
+            said.append(f"The paper's figures compare with the variant {variant!r}, not with these.")
+    reference = column.cell(column.reference)
+    if reference is None or reference.chosen is None:
+        said.append(
+            f"No test: {title(column.reference)}, which the others are compared with, has no finished run here."
+        )
+    for cell in column.cells:
+        if cell.chosen is None:
+            continue
+        for other in cell.configurations[1:]:
+            mean, chosen = other.summary("best"), cell.summary("best")
+            if mean and chosen and mean.n < chosen.n and column.metric.improves(mean.mean, chosen.mean):
+                said.append(
+                    f"{title(cell.method)}: a configuration with fewer seeds has a better mean, "
+                    f"{words.number(mean.mean, column_digits(column))} (n={mean.n}); repeat it to have it count."
+                )
+                break
+    places = sorted({run.device for cell in column.cells if cell.chosen for run in cell.chosen.counted if run.device})
+    if len(places) > 1:
+        said.append(f"Times are from different devices and compare little: {', '.join(places)}.")
+    if experiment is not None and experiment.notes:
+        said.append(experiment.notes)
+    return said

@@ -1,0 +1,76 @@
+"""Runs that do what their hyper-parameters say, for the tests of the queue: real processes, no training."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from aida.lab.events import Event
+from aida.lab.spec import RunSpec
+from aida.lab.store import RunFolder
+from aida.lab.train import Interrupted, Options
+
+
+def spec(seed: int, epochs: int = 2, **do) -> RunSpec:
+    """``does`` says what happens: finish, raise, exit, kill, crash, diverge, print, warn, sleep, dead-gpu."""
+    return RunSpec("digits", "sgd", {"lr": 0.1, **do}, seed, epochs, 64, "fp32")
+
+
+def run(spec: RunSpec, out: Path, options: Options, listen) -> dict:
+    with RunFolder.open(out, spec) as folder:
+        if folder.result is not None:
+            listen(Event("skipped", spec.key, row=folder.result))
+            return folder.result
+        stops: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
+        try:
+            return _run(spec, folder, options, listen, stops)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list[int]) -> dict:
+    does = spec.hyper.get("does", "finish")
+    folder.begin_session({"process": os.getpid(), "threads": options.threads, "omp": os.environ.get("OMP_NUM_THREADS")})
+    state = folder.load() or {"epoch": 0}
+    listen(Event("started", spec.key, state["epoch"], spec.epochs))
+    if does == "raise":
+        raise ValueError(f"seed {spec.seed} was asked to fail\nat length")
+    if does == "dead-gpu":  # as after a failed assertion in a kernel
+        sys.modules["__main__"].gpu_is_usable = lambda: False
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    if does == "exit":
+        print("the last words of the process", file=sys.stderr, flush=True)
+        os._exit(7)
+    if does == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if does == "crash":
+        ctypes.string_at(0)
+    if does == "print":
+        print("{not json}" * 100, flush=True)
+        os.write(1, b"from C\n")
+    if does == "warn":
+        warnings.warn("a library's warning", stacklevel=2)
+        warnings.warn_explicit("a checkpoint is damaged", UserWarning, RunFolder.__init__.__code__.co_filename, 1)
+    if does == "sleep":
+        end = time.monotonic() + 60
+        while not stops and time.monotonic() < end:
+            time.sleep(0.01)
+    for epoch in range(state["epoch"] + 1, spec.epochs + 1):
+        if stops:
+            folder.save({"epoch": epoch - 1}, epoch - 1)
+            raise Interrupted("stopped, and saved")
+        row = {"epoch": epoch, "step": epoch, "lr": 0.1, "loss": 1 / epoch, "accuracy": 90.0 + epoch, "seconds": 0.1}
+        folder.append_row(row)
+        listen(Event("epoch", spec.key, epoch, spec.epochs, row=row))
+    ended = "diverged" if does == "diverge" else "finished"
+    best = {"best": 90.0 + spec.epochs, "best_epoch": spec.epochs, "last": 90.0 + spec.epochs}
+    result = {"state": ended, "metric": "accuracy", "better": "higher", **best, "epochs": spec.epochs}
+    folder.finish(result)
+    listen(Event(ended, spec.key, spec.epochs, spec.epochs, row=result))
+    return result

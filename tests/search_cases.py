@@ -1,0 +1,190 @@
+"""What the tests of searches share: runs without training, workers in processes of their own, what a storage holds."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from aida.lab.events import Event
+from aida.lab.experiments import find_experiment
+from aida.lab.jobs import Jobs
+from aida.lab.order import Order
+from aida.lab.search import liveness
+from aida.lab.search.plan import Plan, plan_of
+from aida.lab.search.protocol import Protocol, Search
+from aida.lab.search.space import as_text
+from aida.lab.search.storage import Storage
+from aida.lab.search.trials import CONFIGURATION, Register
+from aida.lab.spec import RunSpec
+from aida.lab.stopping import Stop
+from aida.lab.store import RunFolder
+from aida.lab.train import Options
+from store_cases import PROCESSES
+
+#: What a worker imports, once for all workers.
+PROCESSES.set_forkserver_preload(
+    [
+        "pytest",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "psycopg",
+        "sqlalchemy.dialects.postgresql.psycopg",
+        "sqlalchemy.dialects.sqlite.pysqlite",
+        "optuna.storages._rdb.models",
+        "alembic.command",
+        "aida.cli",
+        "aida.lab.display",
+        "aida.lab.tasks.classification",
+        __name__,
+    ]
+)
+
+DIGITS = find_experiment("digits")
+
+
+def plan(optimizer: str = "sgd", over: dict[str, tuple[Any, ...]] | None = None, epochs: int = 2, **rest: Any) -> Plan:
+    """A search on digits."""
+    order = Order(DIGITS, given=rest.pop("given", {}), epochs=epochs, limit=rest.pop("limit", None))
+    return plan_of(order, optimizer, over, **{"repeat_epochs": epochs, "seeds": (0, 1), **rest})
+
+
+def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], None]) -> dict[str, Any]:
+    """No training: a rate of 0.1 is the best, of 2 breaks, and above diverges."""
+    lr = spec.hyper["lr"]
+    with RunFolder.open(out, spec) as folder:
+        if folder.result is not None:
+            listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=folder.result))
+            return folder.result
+        folder.begin_session({"process": os.getpid()})
+        folder.load()
+        listen(Event("started", spec.key, 0, spec.epochs))
+        if lr == 2:
+            raise ValueError("a rate of 2 breaks")
+        rows = []
+        for epoch in range(1, spec.epochs + 1):
+            accuracy = 90 - 5 * abs(math.log10(lr) + 1) + epoch / spec.epochs + spec.seed / 10
+            rows.append({"epoch": epoch, "step": epoch, "lr": lr, "loss": 0.1, "accuracy": accuracy, "seconds": 0.1})
+            folder.append_row(rows[-1])
+            listen(Event("epoch", spec.key, epoch, spec.epochs, row=rows[-1]))
+        last = rows[-1]["accuracy"]
+        state = "diverged" if lr > 2 else "finished"
+        result = {"state": state, "metric": "accuracy", "better": "higher", "best": last, "best_epoch": spec.epochs}
+        folder.finish({**result, "last": last, "epochs": spec.epochs})
+        listen(Event("finished", spec.key, spec.epochs, spec.epochs, row=result))
+        return {**result, "last": last}
+
+
+class Worker:
+    """One worker on some searches, in this process, without training."""
+
+    def __init__(self, plans: Sequence[Plan], out: Path, address: str, grace: float = 60.0) -> None:
+        self.events: list[Event] = []
+        self.listen: Callable[[Event], object] = self.events.append
+        self.expected: list[RunSpec] = []
+        self.stop = Stop()
+        self.storage = Storage(address)
+        self.register = Register(self.storage, grace)
+        self.searches = [Search(each, self.register) for each in plans]
+        self._out = out
+
+    def carry_out(self, runner: str = "search_cases:run", jobs: int = 1) -> None:
+        queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
+        Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
+
+    def close(self) -> None:
+        self.register.close()
+        self.storage.close()
+
+
+@contextmanager
+def worker(plans: Sequence[Plan], out: Path, address: str, grace: float = 60.0) -> Iterator[Worker]:
+    made = Worker(plans, out, address, grace)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def trials(address: str, study: str | None = None) -> list[FrozenTrial]:
+    """Those of a study, or of all."""
+    rdb = _opened(address).rdb
+    studies = [each for each in rdb.get_all_studies() if study in (None, each.study_name)]
+    return [trial for each in studies for trial in rdb.get_all_trials(each._study_id)]
+
+
+@cache
+def _opened(address: str) -> Storage:
+    """Asked again and again while a test waits."""
+    return Storage(address)
+
+
+def complete(found: Sequence[FrozenTrial]) -> Counter[str]:
+    """How often each configuration was measured."""
+    done = [trial for trial in found if trial.state == TrialState.COMPLETE]
+    return Counter(as_text(trial.user_attrs[CONFIGURATION]) for trial in done)
+
+
+def once(configurations: Sequence[dict[str, Any]]) -> Counter[str]:
+    return Counter(map(as_text, configurations))
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.02)
+
+
+def rows(out: Path) -> int:
+    """Epochs on all curves."""
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("*/curve.jsonl"))
+
+
+def command(words: Sequence[str], log: Path, system: str) -> None:
+    """``aida search`` with these words, on a machine of that name: what happens in the process of a worker."""
+    import torch
+
+    from aida.cli import app
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if system:
+        liveness.this_worker.cache_clear()
+        liveness._system = lambda: system
+        liveness.socket.gethostname = lambda: system
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(app(["search", *words], standalone_mode=False))
+
+
+@contextmanager
+def started(words: Sequence[str], log: Path, system: str = "") -> Iterator[BaseProcess]:
+    """A worker; killed at the end where it still runs."""
+    process = PROCESSES.Process(target=command, args=(list(words), log, system))
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def ends_well(process: BaseProcess, log: Path) -> str:
+    """What it printed."""
+    process.join(90)
+    said = log.read_text()
+    assert process.exitcode == 0, said
+    return said

@@ -1,0 +1,129 @@
+"""CUDA MPS around several processes: a daemon of our own, whose program is a stand-in here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aida.lab import mps
+
+#: As the real one answers: code 1 where no daemon listens in the folder that the environment names.
+CONTROL = """#!/bin/sh
+running="${CUDA_MPS_PIPE_DIRECTORY:-$FAKE_DEFAULT}/running"
+echo "$@" >> "$FAKE_LOG"
+if [ "$1" = "-d" ]; then
+    [ -n "$FAKE_BROKEN" ] && { echo "no permission"; exit 1; }
+    touch "$running"; exit 0
+fi
+[ -f "$running" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+read word
+echo "$word" >> "$FAKE_LOG"
+[ "$word" = quit ] && rm "$running"
+exit 0
+"""
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """A folder that holds what the stand-in was told, in ``log``."""
+    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("FAKE_DEFAULT", str(tmp_path))
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mps, "_CLIENT", "pass")
+    return tmp_path
+
+
+def told(folder: Path) -> list[str]:
+    return (folder / "log").read_text().split()
+
+
+def test_without_the_program_training_goes_on_and_one_line_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with mps.shared_gpu() as sharing:
+        assert sharing.report == (
+            "without CUDA MPS: nvidia-cuda-mps-control is not installed; the runs take turns on the GPU"
+        )
+        assert not sharing.environment
+
+
+def test_a_daemon_of_our_own_has_private_folders_and_ends_with_us(control):
+    with mps.shared_gpu() as sharing:
+        assert sharing.report == "CUDA MPS: started for these runs"
+        folder = Path(sharing.environment["CUDA_MPS_PIPE_DIRECTORY"])
+        assert (folder / "running").exists()
+        assert folder.stat().st_mode & 0o077 == 0
+        assert sharing.environment["CUDA_MPS_LOG_DIRECTORY"] == str(folder)
+    assert told(control)[-1] == "quit"
+    assert not folder.exists()
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "theirs"), [(None, None), ("3", "0"), ("2, 5", "0,1"), ("GPU-8f6e", None), ("", None)]
+)
+def test_devices_are_counted_as_the_daemon_shows_them(control, monkeypatch, visible, theirs):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with mps.shared_gpu() as sharing:
+        assert sharing.environment.get("CUDA_VISIBLE_DEVICES") == theirs
+
+
+def test_a_daemon_that_runs_already_is_left_alone(control):
+    (control / "running").touch()
+    with mps.shared_gpu() as sharing:
+        assert sharing.report == "CUDA MPS: the daemon that already runs is used"
+    assert told(control) == ["get_server_list"]
+    assert (control / "running").exists()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [("FAKE_BROKEN", "-d failed (no permission)"), ("client", "no process could open the GPU through it")],
+)
+def test_a_daemon_that_does_not_work_is_ended_and_not_used(control, monkeypatch, trouble, line):
+    monkeypatch.setenv("FAKE_BROKEN", "1" if trouble == "FAKE_BROKEN" else "")
+    if trouble == "client":
+        monkeypatch.setattr(mps, "_CLIENT", "raise SystemExit(1)")
+    with mps.shared_gpu() as sharing:
+        assert sharing.report.startswith("without CUDA MPS: ")
+        assert line in sharing.report
+        assert not sharing.environment
+        assert not sharing.held
+    if trouble == "client":
+        assert told(control)[-1] == "quit"
+
+
+def test_the_daemon_stays_for_processes_that_still_save_and_ends_after_them(control):
+    """Killed, we cannot end it ourselves."""
+    code = """
+import os, subprocess, sys, time
+from aida.lab import mps
+mps._CLIENT = "pass"
+with mps.shared_gpu() as sharing:
+    subprocess.Popen(["sleep", "1.5"], pass_fds=sharing.held)
+    print(sharing.environment["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
+    time.sleep(60)
+"""
+    ours = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    folder = Path(ours.stdout.readline().strip())
+    ours.send_signal(signal.SIGKILL)
+    ours.wait()
+    time.sleep(0.3)
+    assert (folder / "running").exists()
+    end = time.monotonic() + 20
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert told(control)[-1] == "quit"
+    assert not folder.exists()

@@ -1,0 +1,248 @@
+"""The report's page in a real browser: it loads without a complaint, switches, sorts, zooms and opens runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aida.report.build import read, write
+from browser import ADVICE, Browser, find_chromium
+from report_fixture import SHOWN, spec, write_showcase, write_stepsizes
+
+CHROMIUM = find_chromium()
+if CHROMIUM is None:
+    # a user's machine may have none; where the checks run, a browser that is missing is a failure
+    if os.environ.get("CI") == "true":
+        pytest.fail(ADVICE, pytrace=False)
+    pytest.skip(ADVICE, allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+PANEL = "#table-III .panel"
+CHART = f"{PANEL} .chart svg[role=img]"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("browser")
+    write_showcase(root / "runs")
+    for optimizer in ("adam", "adabelief", "aida"):
+        method = "aida-k2" if optimizer == "aida" else optimizer
+        write_stepsizes(root / "runs" / spec(method, 0, epochs=40).key, optimizer)
+    return write(read([root / "runs"], declared=SHOWN), root / "report").page
+
+
+@pytest.fixture(scope="module")
+def window():
+    with Browser(CHROMIUM) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(window, page):
+    """The page, fresh; after the test it must not have complained, nor asked for anything."""
+    window.complaints.clear()
+    window.requests.clear()
+    window.open(page)
+    yield window
+    assert window.complaints == []
+    assert [each for each in window.requests if not each.startswith("data:")] == [page.resolve().as_uri()]
+
+
+def see(browser: Browser, selector: str) -> None:
+    browser.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+
+
+def with_chart(browser: Browser) -> None:
+    see(browser, PANEL)
+    browser.until(f"document.querySelectorAll('{CHART} [data-series]').length")
+    see(browser, CHART)
+
+
+def lines(browser: Browser) -> list[str]:
+    return browser.run(f"[...document.querySelectorAll('{CHART} [data-series]')].map(g => g.dataset.series)")
+
+
+def ticks(browser: Browser) -> str:
+    return browser.run(f"[...document.querySelectorAll('{CHART} text')].map(t => t.textContent).join(' ')")
+
+
+def place(browser: Browser, across: float, down: float) -> tuple[float, float]:
+    x, y, width, height = browser.run(
+        f"(() => {{ const r = document.querySelector('{CHART}').getBoundingClientRect();"
+        " return [r.x, r.y, r.width, r.height]; })()"
+    )
+    return x + across * width, y + down * height
+
+
+def test_every_part_is_drawn(browser):
+    panels = browser.run("document.querySelectorAll('.panel').length")
+    assert panels == 5  # the profile, two tables of the paper, the rest, the shortened
+    for panel in range(panels):
+        browser.until(f"document.querySelectorAll('.panel')[{panel}].querySelector('svg [data-series]') !== null")
+    browser.run("document.querySelectorAll('img').forEach(each => each.scrollIntoView())")
+    browser.until("[...document.images].every(image => image.complete)")
+    assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 100)")
+
+
+def test_methods_are_switched_off_and_on_in_every_chart(browser):
+    see(browser, "#table-II .panel")
+    browser.until("document.querySelectorAll('#table-II .panel [data-series]').length")
+    with_chart(browser)
+    assert set(lines(browser)) == {"aida-k2", "aida-k1", "adabelief", "adam", "sgd"}
+    switch = f"document.querySelector('{PANEL} [data-switch=adam]')"
+    browser.run(f"{switch}.click()")
+    assert set(lines(browser)) == {"aida-k2", "aida-k1", "adabelief", "sgd"}
+    assert browser.run(f"{switch}.getAttribute('aria-pressed')") == "false"
+    assert browser.run("document.querySelector('#table-II .panel [data-series=adam]')") is None
+    assert browser.run(f"document.activeElement === {switch}")  # a keyboard stays where it was
+    browser.press("Enter")
+    browser.until(f"document.querySelector('{CHART} [data-series=adam]') !== null")
+    browser.run(f"document.querySelector('{PANEL} [data-switch=None]').click()")
+    assert lines(browser) == []
+    assert "every method is switched off" in ticks(browser)
+    browser.run(f"document.querySelector('{PANEL} [data-switch=All]').click()")
+    assert len(lines(browser)) == 5
+
+
+@pytest.mark.parametrize(
+    ("view", "axis"), [("loss", "training loss"), ("time", "seconds an epoch"), ("search-0", "eps")]
+)
+def test_a_panel_shows_other_views(browser, view, axis):
+    with_chart(browser)
+    browser.run(f"document.querySelector('{PANEL} [data-view={view}]').click()")
+    assert axis in ticks(browser)
+    assert lines(browser)
+
+
+def test_a_chart_is_zoomed_by_the_pointer_and_the_keys(browser):
+    with_chart(browser)
+    whole = ticks(browser)
+    browser.drag(place(browser, 0.6, 0.3), place(browser, 0.95, 0.31))
+    zoomed = ticks(browser)
+    assert zoomed != whole
+    assert zoomed.split()[0] not in ("0", "1")  # the first epochs are out of sight
+    browser.run(f"document.querySelector('{CHART}').focus()")
+    browser.press("0")
+    assert ticks(browser) == whole
+    browser.press("+")
+    assert ticks(browser) != whole
+    browser.press("-")
+    browser.press("ArrowRight")
+    assert ticks(browser) != whole
+    browser.run(f"document.querySelector('{PANEL} [aria-label=\"Show everything\"]').click()")
+    assert ticks(browser) == whole
+    browser.run(f"document.querySelector('{PANEL} [aria-label=\"Show the last quarter\"]').click()")
+    assert ticks(browser).split()[0] in ("30", "31", "32")
+
+
+def test_the_pointer_reads_values_off_and_opens_the_runs(browser):
+    with_chart(browser)
+    browser.move(place(browser, 0.9, 0.5))
+    tip = f"document.querySelector('{PANEL} .tip')"
+    said = browser.until(f"!{tip}.hidden && {tip}.innerText")
+    assert "Aida (K=2)" in said
+    line = browser.run(
+        f"(() => {{ const p = document.querySelector('{CHART} [data-series=\"aida-k2\"] path[stroke]');"
+        " const at = p.getPointAtLength(p.getTotalLength() * .97); const r = p.ownerSVGElement.getBoundingClientRect();"
+        " return [r.x + at.x, r.y + at.y]; })()"
+    )
+    browser.click(tuple(line))
+    browser.until("document.querySelector('dialog').open")
+
+
+def test_tables_sort_by_their_heads_with_empty_fields_last(browser):
+    table = "document.querySelector('#grid-vgg11-cifar10-fp32')"
+    column = f"[...{table}.tBodies[0].rows].map(row => row.cells[1].innerText.split('\\n')[0])"
+
+    def press(index: int) -> None:
+        browser.run(f"{table}.tHead.rows[0].cells[{index}].querySelector('button').click()")
+
+    press(1)
+    values = browser.run(column)
+    numbers = [float(value.split(" ")[0]) for value in values]
+    assert numbers == sorted(numbers, reverse=True)
+    assert browser.run(f"{table}.tHead.rows[0].cells[1].getAttribute('aria-sort')") == "descending"
+    press(1)
+    assert browser.run(column) == values[::-1]
+    press(0)
+    methods = browser.run(f"[...{table}.tBodies[0].rows].map(row => row.cells[0].innerText)")
+    assert methods == sorted(methods, key=str.lower)
+    # the reference has no p-value, and is the last either way
+    for _ in range(2):
+        press(10)
+        assert browser.run(f"[...{table}.tBodies[0].rows].at(-1).cells[0].innerText") == "Aida (K=2)"
+
+
+def test_a_number_is_one_click_from_its_spec(browser):
+    button = "document.querySelector('#grid-vgg11-cifar10-fp32 tbody button.open')"
+    browser.run(f"{button}.focus()")
+    browser.press("Enter")
+    browser.until("document.querySelector('dialog').open")
+    assert browser.run("document.querySelector('dialog h2').textContent") == "Aida (K=2)"
+    for seed in range(3):
+        shown = browser.run("JSON.parse(document.querySelector('#dialog-spec').textContent)")
+        assert shown == spec("aida-k2", seed, epochs=40).to_json()
+        links = browser.run("[...document.querySelectorAll('dialog td a')].map(each => each.textContent)")
+        assert links[seed] == spec("aida-k2", seed, epochs=40).key
+        browser.run(
+            "(() => { const pick = document.querySelector('dialog select'); "
+            f"pick.selectedIndex = {(seed + 1) % 3};"
+            " pick.dispatchEvent(new Event('change')); })()"
+        )
+    browser.press("Escape")
+    browser.until("!document.querySelector('dialog').open")
+    assert browser.run(f"document.activeElement === {button}")
+
+
+def test_the_list_of_runs_is_filtered(browser):
+    browser.run("document.querySelector('#runs details').open = true")
+    browser.until("document.querySelector('#all-runs') !== null")
+    browser.run(
+        "(() => { const field = document.querySelector('#runs input'); field.value = 'sgd failed';"
+        " field.dispatchEvent(new Event('input')); })()"
+    )
+    shown = "[...document.querySelectorAll('#all-runs tbody tr')].filter(row => !row.hidden).length"
+    assert browser.run(shown) == 1
+    assert "1 of 53 runs" in browser.run("document.querySelector('#runs [role=status]').textContent")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
+)
+def test_it_is_readable_in_light_in_dark_and_on_a_phone(page, tmp_path, name, width, dark):
+    with Browser(CHROMIUM, width, 900, dark) as browser:
+        if name == "phone":
+            browser.resize(width, 844, phone=True)
+        browser.open(page)
+        with_chart(browser)
+        # only tables and the bar of links may be wider than the window, and those scroll by themselves
+        assert browser.run("document.documentElement.scrollWidth") == width
+        for text, ground in (
+            ("ink", "paper"),
+            ("soft", "paper"),
+            ("soft", "raised"),
+            ("accent", "paper"),
+            ("ink", "mark"),
+        ):
+            assert contrast(browser, text, ground) >= 4.5, (text, ground)
+        for colour in range(7):
+            assert contrast(browser, f"c{colour}", "paper") >= 3, colour
+        target = Path(os.environ.get("AIDA_SCREENSHOTS", tmp_path)) / f"report-{name}.png"
+        assert browser.screenshot(target).stat().st_size > 20_000
+        assert browser.complaints == []
+
+
+def contrast(browser: Browser, one: str, other: str) -> float:
+    """Of two of the page's colours, by the WCAG's formula."""
+
+    def luminance(name: str) -> float:
+        text = browser.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+        parts = [int(text[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

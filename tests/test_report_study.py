@@ -1,0 +1,375 @@
+"""From run folders to the tables: what is averaged, what is compared, what stands for a method, what is kept apart."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+import statistics
+
+import pytest
+
+from aida.lab.spec import Metric, PaperFigure
+from aida.report import formats, tables
+from aida.report.build import read, write_tables
+from aida.report.listings import census, glance, trouble
+from report_fixture import (
+    ACCURACY,
+    EXPERIMENTS,
+    PERPLEXITY,
+    begin_run,
+    experiment,
+    spec,
+    write_result,
+    write_run,
+)
+
+#: Best epochs of vgg11-cifar10, by method and seed; the last epoch is 0.1 below.
+VALUES = {
+    "aida-k2": {0: 91.90, 1: 91.72, 2: 91.85},
+    "aida-k1": {0: 91.60, 1: 91.55, 2: 91.41},
+    "adam": {0: 90.10, 1: 89.95, 2: 90.02},
+    "sgd": {3: 91.10, 4: 91.45},
+}
+
+
+def curve(best: float) -> list[float]:
+    return [best - 20, best - 5, best, round(best - 0.1, 4)]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    root = tmp_path / "runs"
+    for method, found in VALUES.items():
+        for seed, best in found.items():
+            write_run(root, spec(method, seed), curve(best), seconds=2.0 + seed)
+    return root
+
+
+def study_of(*roots, reference="aida-k2", declared=EXPERIMENTS):
+    return read(list(roots), reference, declared)
+
+
+def column_of(study, name="vgg11-cifar10"):
+    return next(each for each in study.columns if each.name == name)
+
+
+def cell_of(study, method, name="vgg11-cifar10"):
+    return column_of(study, name).cell(method)
+
+
+def paired_p(a: list[float], b: list[float]) -> float:
+    """Of three pairs: with two degrees of freedom Student's t has a closed form."""
+    d = [x - y for x, y in zip(a, b, strict=True)]
+    t = statistics.mean(d) / (statistics.stdev(d) / math.sqrt(3))
+    return 1 - abs(t) / math.sqrt(2 + t**2)
+
+
+def test_means_deviations_and_tests_are_those_of_an_independent_computation(runs, tmp_path):
+    study = study_of(runs)
+    write_tables(study, tmp_path / "tables")
+    with (tmp_path / "tables" / "table-III.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file) if row["experiment"] == "vgg11-cifar10"}
+    assert set(rows) == set(VALUES)
+    for method, found in VALUES.items():
+        row, best = rows[method], list(found.values())
+        assert int(row["best_n"]) == len(best)
+        assert float(row["best_mean"]) == pytest.approx(statistics.mean(best))
+        assert float(row["best_std"]) == pytest.approx(statistics.stdev(best))
+        assert float(row["last_mean"]) == pytest.approx(statistics.mean(best) - 0.1)
+        assert float(row["seconds_mean"]) == pytest.approx(statistics.mean(2.0 + seed for seed in found))
+        paper = EXPERIMENTS["vgg11-cifar10"].paper[method]
+        assert float(row["paper_difference"]) == pytest.approx(statistics.mean(best) - paper.mean)
+    reference = list(VALUES["aida-k2"].values())
+    raw = {method: paired_p(list(VALUES[method].values()), reference) for method in ("aida-k1", "adam")}
+    for method, p in raw.items():
+        assert rows[method]["reference_best_test"] == "paired"
+        assert float(rows[method]["reference_best_p_raw"]) == pytest.approx(p)
+    assert rows["sgd"]["reference_best_test"] == "Welch"
+    # Holm over the three comparisons of the column
+    raw["sgd"] = float(rows["sgd"]["reference_best_p_raw"])
+    highest = 0.0
+    for place, method in enumerate(sorted(raw, key=lambda each: raw[each])):
+        highest = max(highest, min(1.0, (3 - place) * raw[method]))
+        assert float(rows[method]["reference_best_p"]) == pytest.approx(highest)
+
+
+def test_numbers_come_with_their_n_and_the_papers(runs):
+    shown = formats.markdown(tables.comparison(column_of(study_of(runs))))
+    line = next(line for line in shown.splitlines() if line.startswith("| Aida (K=2)"))
+    assert "91.82 ± 0.09" in line
+    assert "| 3 |" in line
+    assert "91.68 ± 0.16" in line
+    assert "+0.14" in line
+    assert "paper 7.95" in line
+    assert "91.82 ± 0.09, n=3 (paper 91.68 ± 0.16)" in formats.markdown(tables.overview(study_of(runs).paper[1]))
+
+
+def test_a_winner_is_bold_only_if_every_difference_is_significant(tmp_path):
+    def leads(values):
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        for method, found in values.items():
+            for seed, best in enumerate(found):
+                write_run(root, spec(method, seed), curve(best))
+        return {cell.method: cell.leads for cell in column_of(study_of(root)).cells if cell.chosen}
+
+    far = {"aida-k2": [91.90, 91.91, 91.92], "adam": [80.01, 80.02, 80.01], "sgd": [70.0, 70.02, 70.03]}
+    assert leads(far) == {"aida-k2": {"best", "last"}, "adam": set(), "sgd": set()}
+    assert not any(leads({**far, "aida-k1": [91.90, 91.80, 91.95]}).values())  # one that is not told apart
+    assert not any(leads({**far, "yogi": [60.0]}).values())  # one that cannot be tested
+    assert leads({**far, "sgd": [99.0, 99.02, 99.03]})["sgd"] == {"best", "last"}  # not only the reference may lead
+    assert not any(leads({"aida-k2": [91.90, 91.91, 91.92]}).values())  # nobody to beat
+
+
+def test_nothing_is_bold_without_its_test(runs):
+    study = study_of(runs)
+    for column in study.columns:
+        for row in tables.comparison(column).rows:
+            method = next(cell for cell in column.cells if tables.title(cell.method) == row[0].text)
+            for field in row:
+                if field.bold:
+                    tested = [found.p for found in method.against_reference.values()]
+                    assert method.leads or any(p is not None and p < 0.05 for p in tested)
+
+
+def test_one_seed_says_so_instead_of_a_test(runs):
+    write_run(runs, spec("yogi", 0), curve(88.0))
+    found = cell_of(study_of(runs), "yogi")
+    assert found.against_reference["best"].reason == "n=1, no test"
+    assert "n=1, no test" in formats.markdown(tables.comparison(column_of(study_of(runs))))
+
+
+def test_lower_is_better_where_the_metric_says_so(tmp_path):
+    for seed in range(3):
+        for method, level in (("aida-k2", 81.0), ("adam", 84.0)):
+            wanted = spec(method, seed, experiment="lstm1-ptb")
+            write_run(
+                tmp_path, wanted, [99.0, 90.0, level + 0.1 * seed**2 * (level > 82), level + 1], metric=PERPLEXITY
+            )
+    study = study_of(tmp_path)
+    row = glance(study).rows[0]
+    assert row[3].text == "1 of 1"
+    assert row[3].note == "Adam"
+    assert cell_of(study, "aida-k2", "lstm1-ptb").summary("best").mean == pytest.approx(81.0)
+
+
+def test_cells_without_runs_say_so(runs):
+    study = study_of(runs)
+    resnet = next(each for table in study.paper for each in table.columns if each.name == "resnet34-cifar10")
+    assert resnet.protocol is None
+    for text in (formats.markdown(tables.overview(study.paper[1])), formats.markdown(tables.comparison(resnet))):
+        assert "no runs" in text
+    assert "paper 95.57 ± 0.13" in formats.markdown(tables.overview(study.paper[1]))
+
+
+# --- searches ---
+
+
+def test_the_best_configuration_stands_for_its_method(runs):
+    for eps, best in ((1e-4, 91.0), (1e-6, 88.0)):
+        for seed in range(3):
+            write_run(runs, spec("adam", seed, {"eps": eps}), curve(best + 0.01 * seed))
+    found = cell_of(study_of(runs), "adam")
+    assert found.chosen.hyper["eps"] == 1e-4
+    assert found.tried == 3
+    assert found.summary("best").mean == pytest.approx(91.01)
+    listed = tables.search(column_of(study_of(runs)))
+    assert [row[1].text for row in listed.rows if row[0].text == "Adam"] == ["eps 1e-4", "eps 1e-8", "eps 1e-6"]
+    assert [row[-1].text for row in listed.rows if row[0].text == "Adam"] == ["chosen", "", ""]
+
+
+def test_a_lucky_single_run_does_not_displace_a_repeated_configuration(runs):
+    write_run(runs, spec("adam", 0, {"eps": 1e-4}), curve(95.0))
+    study = study_of(runs)
+    assert cell_of(study, "adam").chosen.hyper["eps"] == 1e-8
+    assert any("repeat it to have it count" in remark for remark in tables.comparison(column_of(study)).remarks)
+
+
+def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
+    folder = begin_run(runs, spec("adam", 3), [10.0, 11.0])
+    write_result(
+        folder, state="diverged", reason="loss is NaN", metric="accuracy", better="higher", best=99.9, best_epoch=1,
+        last=None, epochs=2, steps=20, values={},
+    )  # fmt: skip
+    study = study_of(runs)
+    found = cell_of(study, "adam")
+    assert (len(found.chosen.counted), found.diverged) == (3, 1)
+    assert found.summary("best").mean == pytest.approx(statistics.mean(VALUES["adam"].values()))
+    assert "1 diverged" in formats.markdown(tables.comparison(column_of(study)))
+    assert ["diverged", "loss is NaN"] in [[row[1].text, row[6].text] for row in trouble(study).rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 2}, "2 of 4 epochs"),
+        ({"limit": 5}, "at most 5 batches an epoch"),
+        ({"batch": 16}, "batch 16 instead of 8"),
+        ({"epochs": 8}, "8 of 4 epochs"),
+    ],
+)
+def test_runs_that_are_not_as_declared_are_kept_apart_and_marked(runs, changes, words):
+    for seed in range(3):
+        shortened = spec("adam", seed, {"eps": 1e-3}, **changes)
+        write_run(runs, shortened, [99.0] * shortened.epochs)
+    study = study_of(runs)
+    assert cell_of(study, "adam").summary("best").mean < 91
+    assert cell_of(study, "adam").elsewhere == 1
+    (apart,) = study.apart.columns
+    assert words in apart.title
+    assert apart.cell("adam").paper is None
+    assert "99.00" in formats.markdown(tables.comparison(apart))
+    assert not any("99.0" in formats.markdown(tables.overview(table)) for table in study.paper)
+    assert "1 shortened" in formats.markdown(tables.comparison(column_of(study)))
+
+
+def test_precisions_are_not_mixed(runs):
+    for seed in range(3):
+        write_run(runs, spec("adam", seed, precision="bf16"), curve(99.0))
+    titles = [each.title for each in study_of(runs).columns]
+    assert titles == ["vgg11 on cifar10, bf16", "vgg11 on cifar10, fp32"]
+    assert cell_of(study_of(runs), "adam").summary("best").n == 3
+
+
+def test_the_papers_figures_stand_beside_their_variant_alone(tmp_path):
+    other = Metric("frechet", "Fréchet distance on other features", "lower")
+    declared = experiment(
+        "wgan", "IV", metrics={"default": other, "inception": Metric("fid", "FID", "lower")},
+        paper={"aida-k2": PaperFigure(55.7)}, paper_variant="inception",
+    )  # fmt: skip
+    for seed in range(2):
+        write_run(tmp_path, spec("aida-k2", seed, experiment="wgan"), [9.0, 8.0, 7.0, 6.0 + seed], metric=other)
+    (table,) = study_of(tmp_path, declared={"wgan": declared}).paper
+    empty, measured = table.columns
+    assert (empty.title, empty.protocol, empty.cell("aida-k2").paper.mean) == ("wgan, inception", None, 55.7)
+    assert measured.cell("aida-k2").paper is None
+    assert measured.cell("aida-k2").against_paper is None
+    assert any("the variant 'inception'" in remark for remark in tables.comparison(measured).remarks)
+    write_run(
+        tmp_path, spec("aida-k2", 0, experiment="wgan", variant="inception"), [9.0, 8.0, 57.0, 56.7],
+        metric=declared.metrics["inception"],
+    )  # fmt: skip
+    (table,) = study_of(tmp_path, declared={"wgan": declared}).paper
+    assert [each.title for each in table.columns] == ["wgan, inception", "wgan"]
+    assert table.columns[0].cell("aida-k2").against_paper.difference == pytest.approx(8.0 - 55.7)
+
+
+# --- what is amiss ---
+
+
+def test_unfinished_failed_and_damaged_runs_are_listed_and_not_averaged(runs):
+    before = cell_of(study_of(runs), "adam").summary("best")
+    begin_run(runs, spec("adam", 5), [50.0])
+    failed = begin_run(runs, spec("adam", 6), [50.0, 51.0])
+    (failed / "failed.json").write_text(json.dumps({"error": "RuntimeError: out of memory", "trace": "..."}))
+    torn = write_run(runs, spec("adam", 7), curve(99.0))
+    (torn / "result.json").write_text('{"state": "finished", "best": 99')
+    lost = write_run(runs, spec("adam", 8), curve(99.0))
+    (lost / "curve.jsonl").write_text("")
+    unreadable = write_run(runs, spec("adam", 9), curve(99.0))
+    (unreadable / "spec.json").write_text("not json")
+    study = study_of(runs)
+    assert cell_of(study, "adam").summary("best") == before
+    assert cell_of(study, "adam").open == 4
+    said = {row[0].text: (row[1].text, row[6].text) for row in trouble(study).rows}
+    assert len(said) == 5
+    assert said[str(failed)] == ("failed", "RuntimeError: out of memory")
+    assert said[str(torn)][0] == "damaged"
+    assert "result.json" in said[str(torn)][1]
+    assert said[str(lost)][0] == "damaged"
+    assert said[str(unreadable)][0] == "not read"
+    assert "spec.json is damaged" in said[str(unreadable)][1]
+    assert census(study) == "11 finished, 2 damaged, 1 failed, 1 stopped, 1 folder not read"
+
+
+def test_a_method_without_a_finished_run_says_why(runs):
+    begin_run(runs, spec("yogi", 0), [50.0])
+    assert "1 run not finished" in formats.markdown(tables.comparison(column_of(study_of(runs))))
+
+
+def test_a_run_in_two_folders_counts_once(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "copy")
+    (first,) = (folder for folder in (tmp_path / "copy").iterdir() if folder.name == spec("adam", 0).key)
+    (first / "result.json").unlink()
+    for roots in ((runs, tmp_path / "copy"), (tmp_path / "copy", runs)):
+        study = study_of(*roots)
+        assert cell_of(study, "adam").summary("best").n == 3
+        assert len(study.collection.unread) == len(study.collection.runs) == 11
+
+
+def test_a_seed_measured_with_and_without_a_probe_counts_once(runs):
+    write_run(runs, spec("adam", 0, probe_every=10), curve(99.0))
+    study = study_of(runs)
+    assert cell_of(study, "adam").summary("best").mean == pytest.approx(statistics.mean(VALUES["adam"].values()))
+    assert [row[1].text for row in trouble(study).rows] == ["repeat"]
+
+
+def test_a_run_measured_by_something_else_is_not_averaged(runs):
+    write_run(runs, spec("adam", 5), [1.0, 2.0, 3.0, 4.0], metric=dataclasses.replace(ACCURACY, key="fid"))
+    study = study_of(runs)
+    assert cell_of(study, "adam").summary("best").n == 3
+    assert [row[1].text for row in trouble(study).rows] == ["other metric"]
+
+
+def test_runs_of_an_experiment_that_is_not_known_are_shown_by_their_own_metric(runs):
+    for epochs in (4, 2):
+        wanted = spec("adam", 0, experiment="mine", epochs=epochs)
+        write_run(runs, wanted, [3.0, 2.0, 2.5, 2.6][:epochs], metric=Metric("valid_loss", "", "lower"))
+    study = study_of(runs)
+    assert [each.title for each in study.others.columns] == ["mine, 2 epochs, batch 8", "mine, 4 epochs, batch 8"]
+    assert study.others.columns[0].cell("adam").summary("best").mean == 2.0
+    assert len({each.id for each in study.columns}) == len(study.columns)
+
+
+def test_a_reference_without_runs_leaves_means_and_no_tests(runs):
+    study = study_of(runs, reference="fromage")
+    assert all(not cell.against_reference for cell in column_of(study).cells)
+    assert any("No test: Fromage" in remark for remark in tables.comparison(column_of(study)).remarks)
+
+
+def test_an_empty_folder_gives_tables_without_runs(tmp_path):
+    study = study_of(tmp_path)
+    assert study.columns == []
+    assert [table.name for table in study.tables] == ["table-II", "table-III"]
+    assert census(study) == "no runs"
+
+
+# --- formats ---
+
+
+def test_latex_rows_have_as_many_fields_as_the_table_columns(runs, tmp_path):
+    write_run(runs, spec("torch.optim:NAdam", 0, {"lr": 1e-3, "weird_name": 1}), curve(90.0))
+    write_tables(study_of(runs), tmp_path)
+    text = (tmp_path / "table-III.tex").read_text()
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+    for part in text.split(r"\begin{tabular}{")[1:]:
+        columns = part.index("}")
+        for line in part.splitlines():
+            if line.endswith(r"\\"):
+                assert line.replace(r"\&", "").count("&") == columns - 1
+    assert "±" not in text
+    assert "_" not in text.replace(r"\_", "").replace(r"\label", "")
+
+
+def test_markdown_rows_have_as_many_fields_as_their_head(runs, tmp_path):
+    folder = begin_run(runs, spec("adam", 6), [50.0])
+    (folder / "failed.json").write_text(json.dumps({"error": "a | b <script> *c*", "trace": ""}))
+    write_tables(study_of(runs), tmp_path)
+    for path in tmp_path.glob("*.md"):
+        width = 0
+        for line in path.read_text().splitlines():
+            bars = line.replace(r"\|", "").count("|")
+            width = bars if line.startswith("|") and not width else width if line.startswith("|") else 0
+            assert not line.startswith("|") or bars == width
+    assert r"a \| b \<script> \*c\*" in (tmp_path / "trouble.md").read_text()
+
+
+def test_every_run_is_in_the_list_of_runs(runs, tmp_path):
+    begin_run(runs, spec("yogi", 0), [50.0])
+    write_tables(study_of(runs), tmp_path)
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {folder.name for folder in runs.iterdir()}
+    assert {row["hyper.eps"] for row in rows if row["method"] == "adam"} == {"1e-08"}

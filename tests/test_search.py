@@ -1,0 +1,399 @@
+"""The protocol of a search by one worker: every configuration once, the best repeated, and whatever may go wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import sys
+
+import pytest
+import torch
+from optuna.trial import TrialState
+from typer.testing import CliRunner
+
+import search_cases
+from aida.cli import app
+from aida.lab.events import Event
+from aida.lab.search import pruning
+from aida.lab.search.liveness import Watch, is_gone, this_worker
+from aida.lab.search.measured import Measured
+from aida.lab.search.storage import Storage, StorageError, missing_packages, sqlite_in
+from aida.lab.search.trials import MEASURED, RUN
+from aida.lab.spec import Metric
+from aida.lab.store import RunFolder, read_run, scan
+from search_cases import complete, once, plan, trials, worker
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A storage without studies: most of a second to make."""
+    folder = tmp_path_factory.mktemp("empty")
+    Storage(sqlite_in(folder)).close()
+    return folder / "search.db"
+
+
+@pytest.fixture
+def address(tmp_path, empty):
+    shutil.copy(empty, tmp_path)
+    return sqlite_in(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def untidy(monkeypatch):
+    """Runs without training leave nothing to collect, which takes a second in a process that imported so much."""
+    monkeypatch.setattr("aida.lab.attempt._tidy", lambda: None)
+
+
+def findings(made, out, address, runner="search_cases:run"):
+    """Of a search that one worker carries out, and the worker."""
+    with worker([made], out, address) as ours:
+        ours.carry_out(runner)
+        return ours.searches[0].findings(), ours
+
+
+LR = {"lr": (1.0, 0.1, 0.01)}
+
+
+def test_every_configuration_is_measured_once_and_the_best_repeated(tmp_path, address):
+    made = plan(over=LR)
+    found, ours = findings(made, tmp_path, address)
+    assert complete(trials(address, made.name)) == once(made.space.grid())
+    assert found.complete
+    assert found.best.configuration == {"lr": 0.1}
+    assert [row.spec for row in found.repetitions] == [made.repetition(found.best.spec, seed) for seed in (0, 1)]
+    assert (found.spread("best").mean, found.spread("best").n) == (pytest.approx(91.05), 2)
+    assert found.spread("best").std == pytest.approx(0.1 / 2**0.5)
+    # runs are ordinary ones, and trials name them; a repetition that was a search run is not trained again
+    runs = {record.path.name: record for record in scan(tmp_path)}
+    assert set(runs) == {trial.user_attrs[RUN] for trial in trials(address)}
+    assert len(runs) == 3 + 1 == len([event for event in ours.events if event.kind == "started"])
+    assert {record.state for record in runs.values()} == {"finished"}
+
+
+def test_the_same_search_again_trains_nothing(tmp_path, address):
+    made = plan(over=LR)
+    findings(made, tmp_path, address)
+    before = trials(address)
+    again, ours = findings(made, tmp_path, address)
+    assert again.complete
+    assert {event.kind for event in ours.events} == {"skipped"}
+    assert trials(address) == before
+
+
+def test_more_seeds_add_repetitions(tmp_path, address):
+    findings(plan(over=LR), tmp_path, address)
+    found, ours = findings(plan(over=LR, seeds=(0, 1, 2, 3)), tmp_path, address)
+    assert found.spread("best").n == 4
+    assert len([event for event in ours.events if event.kind == "started"]) == 2
+
+
+def test_a_run_that_was_trained_before_is_not_trained_again(tmp_path, address):
+    made = plan(over=LR)
+    findings(made, tmp_path, f"sqlite:///{tmp_path / 'other.db'}")
+    found, ours = findings(made, tmp_path, address)
+    assert found.complete
+    assert {event.kind for event in ours.events} == {"skipped"}
+
+
+def test_what_diverges_is_the_worst(tmp_path, address):
+    found, _ = findings(plan(over={"lr": (10.0, 1e-4)}), tmp_path, address)
+    assert [row.state for row in found.rows] == ["diverged", "finished"]
+    assert found.rows[0].measured.best > found.rows[1].measured.best
+    assert found.best.configuration == {"lr": 1e-4}
+
+
+def test_where_all_diverge_nothing_is_repeated(tmp_path, address):
+    found, _ = findings(plan(over={"lr": (10.0, 100.0)}), tmp_path, address)
+    assert (found.best, found.complete, list(found.repetitions)) == (None, False, [])
+
+
+def test_what_breaks_is_left_to_others_and_decides_nothing(tmp_path, address):
+    made = plan(over={"lr": (2.0, 0.1)})
+    found, ours = findings(made, tmp_path, address)
+    assert [row.state for row in found.rows] == ["failed", "finished"]
+    assert (found.best, found.complete) == (None, False)
+    assert found.problems() == [f"{made.spec({'lr': 2.0}).key} failed: ValueError: a rate of 2 breaks"]
+    assert len([event for event in ours.events if event.kind == "failed"]) == 1
+    # the next worker tries it again
+    _, other = findings(made, tmp_path, address)
+    assert len([event for event in other.events if event.kind == "failed"]) == 1
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path, address, monkeypatch):
+    made = plan(over={"lr": (0.1, 0.01)}, seeds=(0,))
+    held = RunFolder.open(tmp_path, made.spec({"lr": 0.1}))
+    monkeypatch.setattr("aida.lab.search.protocol._LOOK", 0.01)
+    waits = []
+
+    def let_go_when_waited_for(event: Event) -> None:
+        if event.kind == "note":
+            waits.append(event.text)
+            held.close()
+
+    with worker([made], tmp_path, address) as ours:
+        ours.listen = let_go_when_waited_for
+        ours.carry_out()
+        assert ours.searches[0].findings().complete
+    assert waits == ["other workers train the rest; waiting for them"]
+    assert all(trial.state == TrialState.COMPLETE for trial in trials(address))
+
+
+def test_several_searches_share_one_queue(tmp_path, address):
+    plans = [plan(over=LR, seeds=(0,)), plan("adam", LR, seeds=(0,))]
+    with worker(plans, tmp_path, address) as ours:
+        ours.carry_out("search_cases:run", jobs=2)
+        assert all(search.findings().complete for search in ours.searches)
+    for made in plans:
+        assert complete(trials(address, made.name)) == once(made.space.grid())
+    started = [event.run for event in ours.events if event.kind == "started"]
+    assert len(started) == len(set(started)) == 2 * 3
+    assert {spec.key for spec in ours.expected} >= set(started)
+
+
+def test_by_the_last_epoch(tmp_path, address):
+    first = Measured("a", "finished", best=95.0, best_epoch=1, last=80.0, folder="", host="")
+    second = Measured("b", "finished", best=94.0, best_epoch=1, last=90.0, folder="", host="")
+    lost = Measured("c", "diverged", best=99.0, best_epoch=1, last=None, folder="", host="")
+    accuracy, loss = Metric("accuracy", "", "higher"), Metric("loss", "", "lower")
+    assert first.value("best", accuracy) > second.value("best", accuracy) > lost.value("best", accuracy)
+    assert first.value("last", accuracy) < second.value("last", accuracy)
+    assert lost.value("best", loss) > first.value("best", loss)
+    assert Measured.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+def test_tpe_tries_what_lies_between(tmp_path, address):
+    made = plan(over={"lr": (1.0, 1e-3)}, sampler="tpe", trials=12, seeds=(0,))
+    found, _ = findings(made, tmp_path, address)
+    rates = [row.configuration["lr"] for row in found.rows]
+    assert len(set(rates)) == 12
+    assert all(1e-3 <= rate <= 1 for rate in rates)
+    assert not set(rates) & {1.0, 1e-3}
+    assert complete(trials(address, made.name)) == once([dict(row.configuration) for row in found.rows])
+    assert abs(found.best.configuration["lr"] - 0.1) == min(abs(rate - 0.1) for rate in rates)
+    again, ours = findings(plan(over=made.space.sets, sampler="tpe", trials=13, seeds=(0,)), tmp_path, address)
+    assert [row.configuration["lr"] for row in again.rows][:12] == rates
+    assert len([event for event in ours.events if event.kind == "started"]) <= 2
+
+
+def test_a_search_by_tpe_repeats_itself(tmp_path):
+    made = plan(over={"lr": (1.0, 1e-3)}, sampler="tpe", trials=11, seeds=(0,))
+    rates = []
+    for name in ("a", "b"):
+        found, _ = findings(made, tmp_path / name, sqlite_in(tmp_path / name))
+        rates.append([row.configuration["lr"] for row in found.rows])
+    assert rates[0] == rates[1]
+
+
+def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
+    monkeypatch.setattr("aida.lab.train.run", search_cases.run)
+    made = plan(over={"lr": (0.1, 0.2, 0.05, 0.08, 0.12, 1e-5, 0.09)}, epochs=8, pruner="median", seeds=(0,))
+    found, _ = findings(made, tmp_path, address, pruning.RUNNER)
+    assert [row.state for row in found.rows] == ["finished"] * 5 + ["pruned", "finished"]
+    assert found.complete
+    folder = tmp_path / found.rows[5].spec.key
+    assert read_run(folder).state == "stopped"
+    # after the first quarter, and at once
+    assert read_run(folder).rows == found.rows[5].measured.best_epoch == 3
+    assert [trial.state for trial in trials(address, made.name)].count(TrialState.PRUNED) == 1
+    assert not list((tmp_path / "search").glob("*.given-up"))
+    # it can be gone on with
+    assert search_cases.run(found.rows[5].spec, tmp_path, None, lambda event: None)["state"] == "finished"
+
+
+def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
+    with pytest.raises(
+        StorageError, match=r"postgresql\+psycopg://me:\*\*\*@127.0.0.1:9/db cannot be used: "
+    ) as raised:
+        Storage("postgresql://me:secret@127.0.0.1:9/db")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(StorageError, match="is no address; write it as postgresql://"):
+        Storage("nowhere")
+
+
+def test_a_storage_that_stays_away_is_given_up_with_the_way_out(address):
+    noted = []
+    storage = Storage(address, patience=0.3, note=noted.append)
+    asked = []
+
+    def locked():
+        asked.append(1)
+        raise sqlalchemy_error()
+
+    with pytest.raises(StorageError, match=r"does not answer any more: database is locked. Nothing is lost: .* same"):
+        storage.ask(locked)
+    assert len(asked) > 1
+    assert len(noted) == 1
+    assert "trying again for 0.3 s" in noted[0]
+    storage.close()
+
+
+def sqlalchemy_error():
+    from sqlalchemy.exc import OperationalError
+
+    return OperationalError("UPDATE", {}, sqlite3.OperationalError("database is locked"))
+
+
+def test_nobody_writes_between_a_look_and_a_write(address):
+    storage = Storage(address)
+    with storage.rdb.engine.connect() as ours:
+        ours.exec_driver_sql("SELECT 1")
+        theirs = sqlite3.connect(address.removeprefix("sqlite:///"), timeout=0)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            theirs.execute("BEGIN IMMEDIATE")
+        theirs.close()
+    storage.close()
+
+
+class Beats:
+    """Workers of which something is heard, or nothing."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now, self.last, self.sent = 0.0, {}, []
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.watch = Watch(lambda trial, number: self.sent.append((trial, number)), lambda: self.last, grace=60)
+
+    def turn(self, seconds=10.0, beats=None):
+        self.now += seconds
+        self.last = beats
+        self.watch.turn()
+        return set(self.watch.silent())
+
+
+def test_a_worker_that_is_not_heard_of_is_given_up_after_the_grace(monkeypatch):
+    beats = Beats(monkeypatch)
+    beats.watch.hold(9)
+    for number in range(7):
+        assert beats.turn(beats={1: 5, 2: number, 9: 0}) == set()
+    assert beats.turn(beats={1: 5, 2: 7, 9: 0}) == {1}  # not those that are our own
+    assert beats.turn(beats={1: 6, 2: 8}) == set()
+    assert beats.sent == [(9, number) for number in range(1, 10)]
+
+
+def test_time_in_which_nobody_listened_does_not_count(monkeypatch):
+    beats = Beats(monkeypatch)
+    beats.turn(beats={1: 5})
+    assert beats.turn(3600, beats={1: 5}) == set()  # we were asleep
+    for _ in range(30):
+        assert beats.turn(beats=None) == set()  # the storage was away
+    assert beats.turn(beats={1: 5}) == set()
+
+
+def test_a_dead_process_of_this_system_is_known_at_once():
+    ours = dict(this_worker())
+    assert not is_gone(ours)
+    assert is_gone({**ours, "process": 2**22 + 1})
+    assert is_gone({**ours, "born": "1"})  # its number is another's now
+    assert not is_gone({**ours, "system": "another", "process": 2**22 + 1})
+    assert not is_gone({})
+
+
+QUICK = ("--limit", "2", "--epochs", "1", "--repeat-epochs", "1", "--device", "cpu", "--out", "runs")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def call(*words: object):
+    return CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(app, ["search", *map(str, words)])
+
+
+def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
+    found = call("digits", "--optimizer", "adam", "--over", "eps=1e-8,1e-2", "--seeds", "0,1", *QUICK)
+    assert found.exit_code == 0, found.output
+    (path,) = (folder / "runs" / "search").glob("*.json")
+    written = json.loads(path.read_text())
+    assert f"wrote runs/search/{path.name}" in found.output
+    assert written["complete"]
+    assert (written["search_epochs"], written["repetition_epochs"], written["shortened"]) == (1, 1, False)
+    assert [each["values"] for each in written["configurations"]] == [{"eps": 1e-8}, {"eps": 1e-2}]
+    (winner,) = [each for each in written["configurations"] if each["winner"]]
+    assert winner["best"] == max(each["best"] for each in written["configurations"])
+    (marked,) = [line for line in found.output.splitlines() if line.lstrip().startswith("*")]
+    assert winner["folder"] in marked
+    assert [each["seed"] for each in written["repetitions"]] == [0, 1]
+    assert written["repetitions"][0]["run"] == winner["run"]
+    values = [each["best"] for each in written["repetitions"]]
+    assert written["repeated"]["best"]["mean"] == pytest.approx(sum(values) / 2)
+    assert "(n = 2)" in found.output
+    assert {record.state for record in scan("runs")} == {"finished"}
+    assert len(scan("runs")) == 3
+    for record in scan("runs"):
+        assert record.spec.limit == 2
+
+
+def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
+    monkeypatch.setattr("aida.lab.search.space.methods_of", lambda experiment: ("aida-k1", "sgd"))
+    found = call("digits", "--all", "--seeds", "0", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
+    assert found.exit_code == 0, found.output
+    written = [json.loads(path.read_text()) for path in sorted((folder / "runs" / "search").glob("*.json"))]
+    assert [each["method"] for each in written] == ["aida-k1", "sgd"]
+    assert all(each["shortened"] and each["spec"]["epochs"] == 1 for each in written)
+    assert found.output.count("search shortened to 1 of 2 epochs") == 2
+    assert {record.spec.epochs for record in scan("runs")} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "which experiment?"),
+        (["digit"], "did you mean 'digits'"),
+        (["digits", "--optimizer", "adm"], "did you mean 'adam'"),
+        (["digits", "--all", "--optimizer", "adam"], "use one of the two"),
+        (["digits", "--over", "epsilon=1,2"], "did you mean 'eps'"),
+        (["digits", "--over", "lr=1,2", "--set", "lr=1"], "both name lr"),
+        (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
+        (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
+        (["digits", "--sampler", "tpe"], "nothing between two numbers"),
+        (["digits", "--pruner", "asha"], "--pruner 'asha' is none of none, median"),
+        (["digits", "--seeds", "x"], "is no seed"),
+    ],
+)
+def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):
+    found = call(*words)
+    assert found.exit_code == 2
+    assert said in found.output
+    assert len(found.output.strip().splitlines()) == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):
+    (folder / "own.py").write_text(
+        "import torch\n"
+        "class Broken(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        raise RuntimeError('this optimizer is broken')\n"
+    )
+    found = call("digits", "--optimizer", "own:Broken", "--over", "lr=0.1", *QUICK)
+    assert found.exit_code == 1
+    assert "this optimizer is broken" in found.output
+    assert "no best configuration of own:Broken: of 1 configurations 1 not measured yet" in found.output
+
+
+def test_without_optuna_the_way_to_get_it_is_said(folder, monkeypatch):
+    monkeypatch.setattr("aida.lab.search.storage.find_spec", lambda name: None)
+    found = call("digits")
+    assert found.exit_code == 2
+    assert found.output.strip() == "aida search needs Optuna: pip install aida-optim[search]"
+    assert missing_packages("postgresql://host/db") == (
+        "aida search needs Optuna and psycopg: pip install aida-optim[search]"
+    )
+
+
+def test_a_trial_keeps_what_was_measured(tmp_path, address):
+    made = plan(over=LR, seeds=(0,))
+    found, _ = findings(made, tmp_path, address)
+    kept = {trial.user_attrs[RUN]: trial for trial in trials(address, made.name)}
+    for row in found.rows:
+        trial = kept[row.spec.key]
+        assert Measured.from_json(trial.user_attrs[MEASURED]) == row.measured
+        assert trial.value == row.measured.best
+        assert trial.params == row.configuration
