@@ -14,6 +14,7 @@ except ImportError:
 
 from aida.cli.bench import bench_train
 from aida.cli.data import get_data, import_data, list_data
+from aida.cli.demo import demo
 from aida.cli.optimizers import list_optimizers, stepsizes, theory
 from aida.cli.report import report
 from aida.cli.runs import list_runs
@@ -65,6 +66,7 @@ def _assembled() -> typer.Typer:
         add_completion=False,
     )
     commands.callback()(_root)
+    commands.command("demo")(demo)
     commands.command("list")(list_optimizers)
     commands.command("theory")(theory)
     commands.command("stepsizes")(stepsizes)

@@ -53,13 +53,15 @@ def report(
 
 
 def _draw(study: Study) -> None:
-    """The report in a few lines."""
+    """The report in a few lines: one task in full, several at a glance."""
     from aida.report.listings import census, glance
+    from aida.report.tables import comparison
 
-    found = glance(study)
+    measured = study.columns
+    found = comparison(measured[0]) if len(measured) == 1 else glance(study)
     if found.rows:
-        drawn = table("", *(head.text for head in found.heads))
+        drawn = table(found.title if len(measured) == 1 else "", *(head.text for head in found.heads))
         for row in found.rows:
-            drawn.add_row(row[0].text, *(field.text for field in row[1:]))
+            drawn.add_row(*(field.text for field in row))
         console().print(drawn)
     typer.echo(f"{len(study.collection.runs)} runs: {census(study)}")

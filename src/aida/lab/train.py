@@ -137,6 +137,12 @@ class _Run:
         return result
 
     def _attach_probe(self, folder: RunFolder, sinks: ExitStack) -> None:
+        try:
+            if not self._training.has_stepsizes:
+                return  # one of SGD's kind: nothing to record
+        except TypeError as error:
+            self._say("note", text=f"no stepsizes are recorded: {error}")
+            return
         path = folder.stepsizes_path
         log = JsonLines(path)
         board = TensorBoard(folder.path / "tensorboard") if self._options.tensorboard else None
@@ -154,10 +160,7 @@ class _Run:
                 log.close()
 
         sinks.callback(close)
-        try:
-            self._training.probe(sink)
-        except TypeError as error:
-            self._say("note", text=f"no stepsizes are recorded: {error}")
+        self._training.probe(sink)
 
     def _say(self, kind: Kind, row: Mapping[str, Any] | None = None, text: str = "") -> None:
         self._listen(Event(kind, self._spec.key, self._training.epoch, self._spec.epochs, row=row or {}, text=text))

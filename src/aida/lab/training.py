@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aida.catalog import reading_for
 from aida.lab.environment import choose_device, set_up
 from aida.lab.experiments import find_experiment
 from aida.lab.optimizers import LearningRate, build, can_be_captured
@@ -68,8 +69,13 @@ class Training:
             raise ValueError(f"--graph {reason}; leave it out, and steps are taken plainly")
         return possible if asked is None else asked
 
+    @property
+    def has_stepsizes(self) -> bool:
+        """Whether its optimizers adapt stepsizes; TypeError for one of which that is not known."""
+        return all(reading_for(optimizer).stepsize is not None for optimizer in self.optimizers.values())
+
     def probe(self, sink: Callable[[Record], object]) -> None:
-        """Measure stepsizes at every ``spec.probe_every``-th step; TypeError for an optimizer that is not known."""
+        """Measure stepsizes at every ``spec.probe_every``-th step."""
         several = len(self.optimizers) > 1
         for name, optimizer in self.optimizers.items():
             named = self.task.modules[name].named_parameters(name if several else "")

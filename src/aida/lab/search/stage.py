@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import operator
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,22 +59,27 @@ class Stage:
 
     def claim(self, out: Path, avoided: set[str]) -> RunSpec | None:
         """The next run for this worker; None where there is none for now."""
-        trials = self.trials.without_the_dead()
-        self._seen, taken = measured_in(trials), live(trials)
-        for configuration in self._configurations(trials):
-            text, spec = as_text(configuration), self.spec(configuration)
-            if text in taken or text in self._failed or spec.key in avoided or is_held(out / spec.key / LOCK):
-                continue
-            claim = self.trials.claim(configuration, spec.key)
-            if claim is not None:
+        choose: Callable[[list[Configuration]], Configuration] = operator.itemgetter(0)
+        while free := self._free(out, avoided):
+            configuration = choose(free)
+            spec = self.spec(configuration)
+            if (claim := self.trials.claim(configuration, spec.key)) is not None:
                 self._claims[spec.key] = claim
                 return spec
+            choose = random.choice  # where many begin at once, they would all meet again at the next one
         proposed = self._propose(self.trials) if self._propose else None
         if proposed is None:
             return None
         spec = self.spec(proposed.configuration)
         self._claims[spec.key] = proposed
         return spec
+
+    def _free(self, out: Path, avoided: set[str]) -> list[Configuration]:
+        """Configurations that nobody measures, and that we may."""
+        trials = self.trials.without_the_dead()
+        self._seen, taken = measured_in(trials), {*live(trials), *self._failed}
+        found = [each for each in self._configurations(trials) if as_text(each) not in taken]
+        return [each for each in found if (key := self.spec(each).key) not in avoided and not is_held(out / key / LOCK)]
 
     def spec(self, configuration: Configuration) -> RunSpec:
         text = as_text(configuration)
