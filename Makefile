@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 .PHONY: demo test test-gpu check format bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/digits.py
+	$(BIN)/aida demo
 
 test: $(INSTALLED)
 	$(PYTEST)

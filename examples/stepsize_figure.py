@@ -3,11 +3,11 @@
     python examples/stepsize_figure.py                     # a minute on two CPU cores
     python examples/stepsize_figure.py --out docs/figures
 
-Writes one folder a method with ``stepsizes.jsonl``, and a figure of AdaBelief*, AdaBelief and Aida.
-lr, betas and eps are those of the paper's figures: 1e-3, (0.9, 0.999) and 1e-8. The network has GELUs
-and convolutions, so that no weight has a gradient of exactly zero: behind a dead ReLU or a pixel that
-is always blank the stepsize of AdaBelief* and Adam is 1/eps = 1e8, and a few such weights decide a
-layer's mean.
+Writes one folder a method with ``stepsizes.jsonl`` into runs/digits-stepsizes, and a figure of
+AdaBelief*, AdaBelief and Aida. lr, betas and eps are those of the paper's figures: 1e-3, (0.9, 0.999)
+and 1e-8. The network has GELUs and convolutions, so that no weight has a gradient of exactly zero:
+behind a dead ReLU or a pixel that is always blank the stepsize of AdaBelief* and Adam is 1/eps = 1e8,
+and a few such weights decide a layer's mean.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from aida.stepsizes.sinks import JsonLines, read_jsonl
 
 METHODS = ("adabelief-star", "adabelief", "aida", "adam", "adam-plus")
 SHOWN = ("adabelief-star", "adabelief", "aida")
+RUNS = Path("runs/digits-stepsizes")
 
 
 def network(width: int) -> nn.Module:
@@ -72,19 +73,17 @@ def train(method: str, path: Path, *, steps: int, every: int, seed: int = 0, wid
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/digits-stepsizes"), help="folder of the figure")
-    parser.add_argument("--runs", type=Path, default=Path("runs/digits-stepsizes"), help="folder of the JSONL files")
+    parser.add_argument("--out", type=Path, default=RUNS, help="folder of the figure")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     for method in METHODS:
-        path = args.runs / method / "stepsizes.jsonl"
+        path = RUNS / method / "stepsizes.jsonl"
         path.unlink(missing_ok=True)
-        across = train(method, path, steps=args.steps, every=args.every, seed=args.seed).across
+        across = train(method, path, steps=args.steps, every=25, seed=args.seed).across
         print(f"{method:15} spread {across.spread:8.3g}   at the bound {across.at_bound:.1%}   {path}")
-    logs = [read_jsonl(args.runs / method / "stepsizes.jsonl") for method in SHOWN]
+    logs = [read_jsonl(RUNS / method / "stepsizes.jsonl") for method in SHOWN]
     for path in save(draw(logs, ("mean", "std")), args.out / "digits-stepsizes"):
         print(path)
 
