@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from aida.lab.events import Event
@@ -25,7 +27,7 @@ from aida.lab.search import liveness
 from aida.lab.search.plan import Plan, plan_of
 from aida.lab.search.protocol import Protocol, Search
 from aida.lab.search.space import as_text
-from aida.lab.search.storage import Storage
+from aida.lab.search.storage import Storage, sqlite_in
 from aida.lab.search.trials import CONFIGURATION, Register
 from aida.lab.spec import RunSpec
 from aida.lab.stopping import Stop
@@ -52,6 +54,20 @@ PROCESSES.set_forkserver_preload(
 )
 
 DIGITS = find_experiment("digits")
+
+
+def new_storage(folder: Path) -> str:
+    """The address of an SQLite storage without studies."""
+    (folder / "search.db").write_bytes(_empty())
+    return sqlite_in(folder)
+
+
+@cache
+def _empty() -> bytes:
+    """Most of a second to make, once."""
+    with tempfile.TemporaryDirectory() as folder:
+        Storage(sqlite_in(Path(folder))).close()
+        return (Path(folder) / "search.db").read_bytes()
 
 
 def plan(optimizer: str = "sgd", over: dict[str, tuple[Any, ...]] | None = None, epochs: int = 2, **rest: Any) -> Plan:
@@ -86,6 +102,11 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], No
         return {**result, "last": last}
 
 
+def interrupted_again(*_: object) -> dict[str, Any]:
+    """A run that is saving itself when Ctrl-C comes for the second time."""
+    raise KeyboardInterrupt
+
+
 class Worker:
     """One worker on some searches, in this process, without training."""
 
@@ -101,7 +122,10 @@ class Worker:
 
     def carry_out(self, runner: str = "search_cases:run", jobs: int = 1) -> None:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
-        Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
+        with pytest.MonkeyPatch.context() as patch:
+            # without training there is nothing to collect, which takes half a second where so much is imported
+            patch.setattr("aida.lab.attempt._tidy", lambda: None)
+            Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 
     def close(self) -> None:
         self.register.close()

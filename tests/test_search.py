@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,33 +15,17 @@ import search_cases
 from aida.cli import app
 from aida.lab.events import Event
 from aida.lab.search import pruning
-from aida.lab.search.liveness import Watch, is_gone, this_worker
 from aida.lab.search.measured import Measured
-from aida.lab.search.storage import Storage, StorageError, missing_packages, sqlite_in
-from aida.lab.search.trials import MEASURED, RUN
+from aida.lab.search.storage import missing_packages, sqlite_in
+from aida.lab.search.trials import ENDED, MEASURED, RUN
 from aida.lab.spec import Metric
 from aida.lab.store import RunFolder, read_run, scan
-from search_cases import complete, once, plan, trials, worker
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    """A storage without studies: most of a second to make."""
-    folder = tmp_path_factory.mktemp("empty")
-    Storage(sqlite_in(folder)).close()
-    return folder / "search.db"
+from search_cases import complete, new_storage, once, plan, trials, worker
 
 
 @pytest.fixture
-def address(tmp_path, empty):
-    shutil.copy(empty, tmp_path)
-    return sqlite_in(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def untidy(monkeypatch):
-    """Runs without training leave nothing to collect, which takes a second in a process that imported so much."""
-    monkeypatch.setattr("aida.lab.attempt._tidy", lambda: None)
+def address(tmp_path):
+    return new_storage(tmp_path)
 
 
 def findings(made, out, address, runner="search_cases:run"):
@@ -88,6 +71,15 @@ def test_more_seeds_add_repetitions(tmp_path, address):
     assert len([event for event in ours.events if event.kind == "started"]) == 2
 
 
+def test_a_repetition_that_was_a_search_run_on_another_machine_is_not_trained_again(tmp_path, address):
+    findings(plan(over=LR, seeds=(1,)), tmp_path / "one", address)
+    found, ours = findings(plan(over=LR, seeds=(0, 1)), tmp_path / "two", address)
+    assert found.complete
+    assert {event.kind for event in ours.events} == {"skipped"}
+    assert [Path(row.measured.folder).parent for row in found.repetitions] == [tmp_path / "one"] * 2
+    assert not scan(tmp_path / "two")
+
+
 def test_a_run_that_was_trained_before_is_not_trained_again(tmp_path, address):
     made = plan(over=LR)
     findings(made, tmp_path, f"sqlite:///{tmp_path / 'other.db'}")
@@ -118,6 +110,14 @@ def test_what_breaks_is_left_to_others_and_decides_nothing(tmp_path, address):
     # the next worker tries it again
     _, other = findings(made, tmp_path, address)
     assert len([event for event in other.events if event.kind == "failed"]) == 1
+
+
+def test_a_second_ctrl_c_gives_back_what_was_claimed(tmp_path, address):
+    with worker([plan(over=LR)], tmp_path, address) as ours:
+        with pytest.raises(KeyboardInterrupt):
+            ours.carry_out("search_cases:interrupted_again")
+        (left,) = trials(address)
+        assert (left.state, left.user_attrs[ENDED]) == (TrialState.FAIL, "stopped")
 
 
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, address, monkeypatch):
@@ -151,7 +151,7 @@ def test_several_searches_share_one_queue(tmp_path, address):
     assert {spec.key for spec in ours.expected} >= set(started)
 
 
-def test_by_the_last_epoch(tmp_path, address):
+def test_by_the_last_epoch():
     first = Measured("a", "finished", best=95.0, best_epoch=1, last=80.0, folder="", host="")
     second = Measured("b", "finished", best=94.0, best_epoch=1, last=90.0, folder="", host="")
     lost = Measured("c", "diverged", best=99.0, best_epoch=1, last=None, folder="", host="")
@@ -199,94 +199,6 @@ def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
     assert not list((tmp_path / "search").glob("*.given-up"))
     # it can be gone on with
     assert search_cases.run(found.rows[5].spec, tmp_path, None, lambda event: None)["state"] == "finished"
-
-
-def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, monkeypatch):
-    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
-    with pytest.raises(
-        StorageError, match=r"postgresql\+psycopg://me:\*\*\*@127.0.0.1:9/db cannot be used: "
-    ) as raised:
-        Storage("postgresql://me:secret@127.0.0.1:9/db")
-    assert "secret" not in str(raised.value)
-    with pytest.raises(StorageError, match="is no address; write it as postgresql://"):
-        Storage("nowhere")
-
-
-def test_a_storage_that_stays_away_is_given_up_with_the_way_out(address):
-    noted = []
-    storage = Storage(address, patience=0.3, note=noted.append)
-    asked = []
-
-    def locked():
-        asked.append(1)
-        raise sqlalchemy_error()
-
-    with pytest.raises(StorageError, match=r"does not answer any more: database is locked. Nothing is lost: .* same"):
-        storage.ask(locked)
-    assert len(asked) > 1
-    assert len(noted) == 1
-    assert "trying again for 0.3 s" in noted[0]
-    storage.close()
-
-
-def sqlalchemy_error():
-    from sqlalchemy.exc import OperationalError
-
-    return OperationalError("UPDATE", {}, sqlite3.OperationalError("database is locked"))
-
-
-def test_nobody_writes_between_a_look_and_a_write(address):
-    storage = Storage(address)
-    with storage.rdb.engine.connect() as ours:
-        ours.exec_driver_sql("SELECT 1")
-        theirs = sqlite3.connect(address.removeprefix("sqlite:///"), timeout=0)
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            theirs.execute("BEGIN IMMEDIATE")
-        theirs.close()
-    storage.close()
-
-
-class Beats:
-    """Workers of which something is heard, or nothing."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now, self.last, self.sent = 0.0, {}, []
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-        self.watch = Watch(lambda trial, number: self.sent.append((trial, number)), lambda: self.last, grace=60)
-
-    def turn(self, seconds=10.0, beats=None):
-        self.now += seconds
-        self.last = beats
-        self.watch.turn()
-        return set(self.watch.silent())
-
-
-def test_a_worker_that_is_not_heard_of_is_given_up_after_the_grace(monkeypatch):
-    beats = Beats(monkeypatch)
-    beats.watch.hold(9)
-    for number in range(7):
-        assert beats.turn(beats={1: 5, 2: number, 9: 0}) == set()
-    assert beats.turn(beats={1: 5, 2: 7, 9: 0}) == {1}  # not those that are our own
-    assert beats.turn(beats={1: 6, 2: 8}) == set()
-    assert beats.sent == [(9, number) for number in range(1, 10)]
-
-
-def test_time_in_which_nobody_listened_does_not_count(monkeypatch):
-    beats = Beats(monkeypatch)
-    beats.turn(beats={1: 5})
-    assert beats.turn(3600, beats={1: 5}) == set()  # we were asleep
-    for _ in range(30):
-        assert beats.turn(beats=None) == set()  # the storage was away
-    assert beats.turn(beats={1: 5}) == set()
-
-
-def test_a_dead_process_of_this_system_is_known_at_once():
-    ours = dict(this_worker())
-    assert not is_gone(ours)
-    assert is_gone({**ours, "process": 2**22 + 1})
-    assert is_gone({**ours, "born": "1"})  # its number is another's now
-    assert not is_gone({**ours, "system": "another", "process": 2**22 + 1})
-    assert not is_gone({})
 
 
 QUICK = ("--limit", "2", "--epochs", "1", "--repeat-epochs", "1", "--device", "cpu", "--out", "runs")

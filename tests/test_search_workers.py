@@ -16,7 +16,6 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 import postgres
-from aida.lab import attempt
 from aida.lab.search.plan import Plan
 from aida.lab.search.storage import Storage, StorageError, sqlite_in
 from aida.lab.search.trials import ENDED, RUN, WITHDRAWN, WORKER
@@ -165,7 +164,6 @@ CONFIGURATIONS = 12
 
 def claim_and_die(address: str, out: Path, seed: int) -> None:
     """A worker without training that is killed before some statement of its claims; one with seed 0 is not."""
-    attempt._tidy = lambda: None  # nothing was trained
     worker = Worker([crowded()], out, address)
     left = random.Random(seed).randrange(1, 200)  # a claim and a measurement take about fifty
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,15 +190,14 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                     note=lambda text: listen(Event("note", "", text=text)),
                     hurried=lambda: stop.asked,
                 )
-                register = Register(storage, grace)
-                searches = [Search(plan, register) for plan in plans]
-                try:
-                    Protocol(searches, jobs, listen, board.expect, stop).carry_out()
-                except KeyboardInterrupt:
-                    stop.ask()
-                    typer.echo("given up; the same command goes on from the last checkpoints", err=True)
-                found = [search.findings() for search in searches]
-                register.close()
+                with closing(Register(storage, grace)) as register:
+                    searches = [Search(plan, register) for plan in plans]
+                    try:
+                        Protocol(searches, jobs, listen, board.expect, stop).carry_out()
+                    except KeyboardInterrupt:
+                        stop.ask()
+                        typer.echo("given up; the same command goes on from the last checkpoints", err=True)
+                    found = [search.findings() for search in searches]
         except StorageError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
@@ -235,27 +235,20 @@ def _report(found: Findings) -> None:
 def _summarise(found: Sequence[Findings]) -> None:
     """All searches of the command, a line each, beside the paper."""
     from aida.lab.labels import settings_in_words
-    from aida.lab.standing import in_words
 
-    experiment = found[0].plan.order.experiment
-    paper = found[0].plan.base.variant in (experiment.paper_variant or experiment.variants[0], "")
-    drawn = table(
-        experiment.title, "method", "best configuration", "best epoch", "last epoch", "n", "paper", dense=True
-    )
+    plan = found[0].plan
+    experiment = plan.order.experiment
+    comparable = plan.base.variant == (experiment.paper_variant or experiment.variants[0])
+    drawn = table(experiment.title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
     for each in found:
-        cells = []
-        for by in ("best", "last"):
-            spread = each.spread(by)
-            deviation = f" ± {in_words(spread.std)}" if spread and spread.std is not None else ""
-            cells.append(f"{in_words(spread.mean)}{deviation}" if spread else "")
-        figure = experiment.paper.get(each.plan.method) if paper else None
-        spread = each.spread(each.plan.by)
+        best, figure = each.spread("best"), experiment.paper.get(each.plan.method)
         drawn.add_row(
             each.plan.method,
             settings_in_words(each.best.configuration) if each.best else "",
-            *cells,
-            str(spread.n) if spread else "",
-            in_words(figure.mean) + (f" ± {figure.std:g}" if figure.std is not None else "") if figure else "",
+            _mean_in_words(best),
+            _mean_in_words(each.spread("last")),
+            str(best.n) if best else "",
+            _mean_in_words(figure) if comparable else "",
         )
     console().print(drawn)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from aida.cli.choices import chosen_device, chosen_experiment, chosen_variant, require_data, words_checked
 from aida.cli.data import DataRoot
 from aida.cli.printing import console, fail, table
 
@@ -110,8 +110,8 @@ def train(
     """
     from aida.lab.train import Options
 
-    chosen = _experiment(experiment)
-    where = _device(device)
+    chosen = chosen_experiment(experiment, "train")
+    where = chosen_device(device)
     if jobs > 1 and "WORLD_SIZE" in os.environ:
         fail("--jobs is for runs side by side, torchrun for one run on several GPUs; use one of the two")
     _check_log(log)
@@ -123,13 +123,13 @@ def train(
         device=where,
         epochs=epochs,
         precision=precision,
-        variant=_variant(chosen, variant, inception),
+        variant=chosen_variant(chosen, variant, inception),
         compiled=compiled,
         deterministic=deterministic,
         probe_every=0 if probe is None else probe or None,
         limit=limit,
     )
-    _require_data(chosen.reads(specs[0].variant), data)
+    require_data(chosen.reads(specs[0].variant), data)
     options = Options(
         device=where,
         data_root=data,
@@ -200,30 +200,6 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path) -> None:
             typer.echo(f"{named[each.key]} {each.state}: {each.error}", err=True)
 
 
-def _experiment(name: str | None) -> Experiment:
-    from aida.lab.experiments import experiments, find_experiment
-
-    if name is None:
-        fail(f"which experiment? aida train EXPERIMENT; known are {', '.join(experiments())}")
-    try:
-        return find_experiment(name)
-    except LookupError as error:
-        fail(str(error.args[0]))
-
-
-def _device(given: str | None) -> str:
-    import torch
-
-    # nothing here opens the GPU: runs in processes of their own share it without this one
-    if given is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if given.partition(":")[0] not in ("cuda", "cpu"):
-        fail(f"--device {given!r} is neither cuda nor cpu")
-    if given != "cpu" and not torch.cuda.is_available():
-        fail(f"--device {given}: torch {torch.__version__} sees no CUDA device; use --device cpu")
-    return given
-
-
 def _check_log(log: str | None) -> None:
     from importlib.util import find_spec
 
@@ -233,41 +209,14 @@ def _check_log(log: str | None) -> None:
         fail("--log tensorboard needs TensorBoard: pip install aida-optim[tensorboard]")
 
 
-def _variant(chosen: Experiment, asked: str | None, inception: Path | None) -> str | None:
-    """A file of weights is given to be used: with it the variant that needs it is meant."""
-    if inception is not None and "inception" not in chosen.variants:
-        fail(f"--inception is of no use to {chosen.name}, which is not measured with it")
-    if asked == "inception" and inception is None:
-        fail("--variant inception measures FID and needs the file of its weights: --inception FILE")
-    return "inception" if asked is None and inception is not None else asked
-
-
 def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:
     from aida.lab.order import Order
-    from aida.lab.settings_text import SettingError, parse_seeds, parse_settings
+    from aida.lab.settings_text import parse_seeds, parse_settings
 
     if any(":" in name for name in rest["optimizers"]) and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # an optimizer of the user's own is a file where they work
-    try:
+    with words_checked():
         return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
-    except SettingError as error:
-        fail(str(error))
-    except LookupError as error:
-        fail(str(error.args[0]))
-
-
-def _require_data(names: Sequence[str], root: Path | None) -> None:
-    """Refuse before anything is started."""
-    from aida.lab.data.errors import DataError
-    from aida.lab.data.local import require
-    from aida.lab.data.sets import find
-
-    for wanted in map(find, names):
-        if not wanted.embedded:
-            try:
-                require(wanted, root)
-            except DataError as error:
-                fail(str(error))
 
 
 def _data_in_words(name: str, root: Path | None) -> str:

@@ -1,0 +1,129 @@
+"""What a search is kept in, and how it knows which workers are there: whatever may go wrong with either."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
+
+from aida.lab.search.liveness import Watch, is_gone, this_worker
+from aida.lab.search.storage import Storage, StorageError
+from search_cases import complete, new_storage, once, plan, trials, worker
+
+LR = {"lr": (1.0, 0.1, 0.01)}
+
+
+@pytest.fixture
+def address(tmp_path):
+    return new_storage(tmp_path)
+
+
+def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
+    with pytest.raises(
+        StorageError, match=r"postgresql\+psycopg://me:\*\*\*@127.0.0.1:9/db cannot be used: "
+    ) as raised:
+        Storage("postgresql://me:secret@127.0.0.1:9/db")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(StorageError, match="is no address; write it as postgresql://"):
+        Storage("nowhere")
+
+
+def test_a_storage_that_stays_away_is_given_up_with_the_way_out(address):
+    noted = []
+    storage = Storage(address, patience=0.3, note=noted.append)
+    asked = []
+
+    def locked():
+        asked.append(1)
+        raise sqlalchemy_error()
+
+    with pytest.raises(StorageError, match=r"does not answer any more: database is locked. Nothing is lost: .* same"):
+        storage.ask(locked)
+    assert len(asked) > 1
+    assert len(noted) == 1
+    assert "trying again for 0.3 s" in noted[0]
+    storage.close()
+
+
+def sqlalchemy_error():
+    return OperationalError("UPDATE", {}, sqlite3.OperationalError("database is locked"))
+
+
+@pytest.mark.parametrize("operation", ["create_new_trial", "set_trial_state_values", "set_trial_user_attr"])
+def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, operation):
+    made = plan(over=LR)
+    monkeypatch.setattr("aida.lab.search.storage._PAUSE", 0.01)
+    with worker([made], tmp_path, address) as ours:
+        real, lost = getattr(ours.storage.rdb, operation), []
+
+        def carried_out_unheard(*args, **named):
+            found = real(*args, **named)
+            if len(lost) < 20 and len(lost) % 2 == 0:  # every other time
+                lost.append(operation)
+                raise sqlalchemy_error()
+            lost.append("")
+            return found
+
+        monkeypatch.setattr(ours.storage.rdb, operation, carried_out_unheard)
+        ours.carry_out()
+        assert ours.searches[0].findings().complete
+    assert operation in lost
+    assert complete(trials(address, made.name)) == once(made.space.grid())
+    assert {trial.state for trial in trials(address)} == {TrialState.COMPLETE}
+
+
+def test_nobody_writes_between_a_look_and_a_write(address):
+    storage = Storage(address)
+    with storage.rdb.engine.connect() as ours:
+        ours.exec_driver_sql("SELECT 1")
+        theirs = sqlite3.connect(address.removeprefix("sqlite:///"), timeout=0)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            theirs.execute("BEGIN IMMEDIATE")
+        theirs.close()
+    storage.close()
+
+
+class Beats:
+    """Workers of which something is heard, or nothing."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now, self.last, self.sent = 0.0, {}, []
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.watch = Watch(lambda trial, number: self.sent.append((trial, number)), lambda: self.last, grace=60)
+
+    def turn(self, seconds=10.0, beats=None):
+        self.now += seconds
+        self.last = beats
+        self.watch.turn()
+        return set(self.watch.silent())
+
+
+def test_a_worker_that_is_not_heard_of_is_given_up_after_the_grace(monkeypatch):
+    beats = Beats(monkeypatch)
+    beats.watch.hold(9)
+    for number in range(7):
+        assert beats.turn(beats={1: 5, 2: number, 9: 0}) == set()
+    assert beats.turn(beats={1: 5, 2: 7, 9: 0}) == {1}  # not those that are our own
+    assert beats.turn(beats={1: 6, 2: 8}) == set()
+    assert beats.sent == [(9, number) for number in range(1, 10)]
+
+
+def test_time_in_which_nobody_listened_does_not_count(monkeypatch):
+    beats = Beats(monkeypatch)
+    beats.turn(beats={1: 5})
+    assert beats.turn(3600, beats={1: 5}) == set()  # we were asleep
+    for _ in range(30):
+        assert beats.turn(beats=None) == set()  # the storage was away
+    assert beats.turn(beats={1: 5}) == set()
+
+
+def test_a_dead_process_of_this_system_is_known_at_once():
+    ours = dict(this_worker())
+    assert not is_gone(ours)
+    assert is_gone({**ours, "process": 2**22 + 1})
+    assert is_gone({**ours, "born": "1"})  # its number is another's now
+    assert not is_gone({**ours, "system": "another", "process": 2**22 + 1})
+    assert not is_gone({})
