@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 
 from aida.lab.events import Event
+from aida.lab.runs.store import RunFolder
 from aida.lab.spec import RunSpec
-from aida.lab.store import RunFolder
 from aida.lab.train import Interrupted, Options
 
 

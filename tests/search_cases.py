@@ -21,8 +21,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from aida.lab.events import Event
 from aida.lab.experiments import find_experiment
-from aida.lab.jobs import Jobs
 from aida.lab.order import Order
+from aida.lab.queue.jobs import Jobs
+from aida.lab.queue.stopping import Stop
+from aida.lab.runs.store import RunFolder
 from aida.lab.search import liveness
 from aida.lab.search.plan import Plan, plan_of
 from aida.lab.search.protocol import Protocol, Search
@@ -30,8 +32,6 @@ from aida.lab.search.space import as_text
 from aida.lab.search.storage import Storage, sqlite_in
 from aida.lab.search.trials import CONFIGURATION, Register
 from aida.lab.spec import RunSpec
-from aida.lab.stopping import Stop
-from aida.lab.store import RunFolder
 from aida.lab.train import Options
 from store_cases import PROCESSES
 
@@ -47,7 +47,7 @@ PROCESSES.set_forkserver_preload(
         "optuna.storages._rdb.models",
         "alembic.command",
         "aida.cli",
-        "aida.lab.display",
+        "aida.lab.watching.display",
         "aida.lab.tasks.classification",
         __name__,
     ]
@@ -124,7 +124,7 @@ class Worker:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
         with pytest.MonkeyPatch.context() as patch:
             # without training there is nothing to collect, which takes half a second where so much is imported
-            patch.setattr("aida.lab.attempt._tidy", lambda: None)
+            patch.setattr("aida.lab.queue.attempt._tidy", lambda: None)
             Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 
     def close(self) -> None:

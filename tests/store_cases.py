@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from aida.lab.checkpoints import checkpoint_files
+from aida.lab.runs.checkpoints import checkpoint_files
+from aida.lab.runs.store import RunFolder
 from aida.lab.spec import RunSpec
-from aida.lab.store import RunFolder
 
 SPEC = RunSpec("digits", "adam", {"lr": 1e-3, "betas": [0.9, 0.999]}, seed=0, epochs=2, batch=64, precision="fp32")
 RESULT = {"state": "finished", "metric": "accuracy", "better": "higher", "best": 98.0, "best_epoch": 2, "epochs": 2}
 
 #: Processes that begin as forks of a clean one with torch loaded: twenty of them start in the time of one.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "pytest", "aida.lab.store"])
+PROCESSES.set_forkserver_preload(["torch", "pytest", "aida.lab.runs.store"])
 
 
 def weights_at(step: int, size: int = 4) -> torch.Tensor:

@@ -78,7 +78,7 @@ def test_an_unknown_optimizer_gets_the_known_names():
 def test_an_unknown_command_gets_the_known_ones():
     found = call("stepsize")
     assert found.exit_code == 2
-    assert "no command is called 'stepsize'; known are list, theory, stepsizes" in found.output
+    assert "no command is called 'stepsize'; known are demo, list, theory, stepsizes" in found.output
 
 
 def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):

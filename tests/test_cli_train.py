@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from aida.cli import app
 from aida.lab.experiments import experiments
-from aida.lab.store import read_curve, scan
+from aida.lab.runs.store import read_curve, scan
 
 QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu")
 

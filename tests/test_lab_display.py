@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from aida.lab.display import Lines, shown
 from aida.lab.events import Event
 from aida.lab.experiments import find_experiment
 from aida.lab.order import Order
-from aida.lab.standing import Board, duration, in_words
+from aida.lab.watching.display import Lines, shown
+from aida.lab.watching.standing import Board, duration, in_words
 
 DIGITS = find_experiment("digits")
 METRIC = DIGITS.metrics[DIGITS.variants[0]].key

@@ -13,9 +13,9 @@ from aida.catalog import catalog
 from aida.lab.data import images
 from aida.lab.experiments import find_experiment
 from aida.lab.order import Order
+from aida.lab.runs.store import read_curve
 from aida.lab.spec import RunSpec
 from aida.lab.steps import PLAIN_STEPS, GraphSteps
-from aida.lab.store import read_curve
 from aida.lab.train import Interrupted, Options, own_stream, run
 from aida.lab.training import Training
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from aida.lab import jobs as jobs_module
-from aida.lab.attempt import Outcome
-from aida.lab.jobs import Jobs
-from aida.lab.mps import Sharing
-from aida.lab.stopping import Stop
-from aida.lab.store import RunFolder, read_run, read_sessions
+from aida.lab.queue import jobs as jobs_module
+from aida.lab.queue.attempt import Outcome
+from aida.lab.queue.jobs import Jobs
+from aida.lab.queue.mps import Sharing
+from aida.lab.queue.stopping import Stop
+from aida.lab.queue.worker import read_request, request
+from aida.lab.runs.store import RunFolder, read_run, read_sessions
 from aida.lab.train import Options
-from aida.lab.worker import read_request, request
 from fake_runs import spec
 
 CPU = Options(device="cpu")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from aida.lab.experiments import find_experiment
-from aida.lab.labels import differing, labels
 from aida.lab.order import Order
 from aida.lab.settings_text import SettingError, parse_seeds, parse_settings
+from aida.lab.watching.labels import differing, labels
 
 DIGITS = find_experiment("digits")
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from aida.lab.store import RunBusyError, RunFolder, StoreError, read_sessions, writing
+from aida.lab.runs.store import RunBusyError, RunFolder, StoreError, read_sessions, writing
 from aida.stepsizes.sinks import JsonLines
 from store_cases import (
     RESULT,

@@ -13,8 +13,8 @@ import pytest
 
 from aida.lab.experiments import find_experiment
 from aida.lab.order import Order
+from aida.lab.runs.store import scan
 from aida.lab.spec import RunSpec
-from aida.lab.store import scan
 
 pytest.importorskip("PIL", reason="reads JPEG files")
 pytestmark = pytest.mark.slow

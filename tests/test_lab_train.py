@@ -19,8 +19,8 @@ from aida.catalog import catalog
 from aida.lab.events import Event
 from aida.lab.experiments import experiments, find_experiment
 from aida.lab.order import Order
+from aida.lab.runs.store import RunFolder, read_curve
 from aida.lab.spec import RunSpec
-from aida.lab.store import RunFolder, read_curve
 from aida.lab.train import Interrupted, Options, run
 from aida.lab.training import Training
 
@@ -166,7 +166,7 @@ def test_a_run_killed_twenty_times_ends_as_if_never_killed(tmp_path: Path) -> No
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
-    from aida.lab.store import RunBusyError
+    from aida.lab.runs.store import RunBusyError
 
     with RunFolder.open(tmp_path, digits()), pytest.raises(RunBusyError):
         run(digits(), tmp_path, CPU)

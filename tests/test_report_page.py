@@ -274,7 +274,7 @@ def test_methods_are_told_apart_by_more_than_colour():
 
 
 def test_the_report_knows_of_the_lab_only_what_runs_and_experiments_are():
-    allowed = {"aida.lab.spec", "aida.lab.store", "aida.lab.experiments"}
+    allowed = {"aida.lab.spec", "aida.lab.runs.store", "aida.lab.experiments"}
     for path in (Path(aida.__file__).parent / "report").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aida.lab"):

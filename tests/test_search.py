@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import search_cases
 from aida.cli import app
 from aida.lab.events import Event
+from aida.lab.runs.store import RunFolder, read_run, scan
 from aida.lab.search import pruning
 from aida.lab.search.measured import Measured
 from aida.lab.search.storage import missing_packages, sqlite_in
 from aida.lab.search.trials import ENDED, MEASURED, RUN
 from aida.lab.spec import Metric
-from aida.lab.store import RunFolder, read_run, scan
 from search_cases import complete, new_storage, once, plan, trials, worker
 
 

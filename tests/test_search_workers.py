@@ -16,10 +16,10 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 import postgres
+from aida.lab.runs.store import read_run, read_sessions
 from aida.lab.search.plan import Plan
 from aida.lab.search.storage import Storage, StorageError, sqlite_in
 from aida.lab.search.trials import ENDED, RUN, WITHDRAWN, WORKER
-from aida.lab.store import read_run, read_sessions
 from aida.lab.train import Options, run
 from search_cases import PROCESSES, Worker, complete, ends_well, once, plan, rows, started, trials, until
 

@@ -12,7 +12,7 @@ import typer
 from aida.cli.printing import console, fail, table
 
 if TYPE_CHECKING:
-    from aida.lab.store import RunRecord
+    from aida.lab.runs.store import RunRecord
 
 _STYLES = {"finished": "green", "running": "cyan", "diverged": "yellow", "failed": "red", "damaged": "red"}
 
@@ -32,7 +32,7 @@ def list_runs(
     """
     from typing import get_args
 
-    from aida.lab.store import State, scan
+    from aida.lab.runs.store import State, scan
 
     if state is not None and state not in get_args(State):
         fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
@@ -55,8 +55,8 @@ def list_runs(
 def _draw(found: list[dict[str, Any]], out: Path) -> None:
     from rich.text import Text
 
-    from aida.lab.labels import settings_in_words
-    from aida.lab.standing import in_words
+    from aida.lab.watching.labels import settings_in_words
+    from aida.lab.watching.standing import in_words
 
     drawn = table(
         "", "run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age", dense=True
@@ -84,8 +84,8 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
 
 def _described(record: RunRecord) -> dict[str, Any]:
     """A run as one flat object; what cannot be known is None or empty."""
-    from aida.lab.labels import differing
-    from aida.lab.summary import summary_of
+    from aida.lab.runs.summary import summary_of
+    from aida.lab.watching.labels import differing
 
     spec, measured = record.spec, summary_of(record)
     return {

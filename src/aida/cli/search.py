@@ -16,7 +16,7 @@ from aida.cli.data import DataRoot
 from aida.cli.printing import console, fail, say_written, table
 
 if TYPE_CHECKING:
-    from aida.lab.jobs import Jobs
+    from aida.lab.queue.jobs import Jobs
     from aida.lab.search.findings import Findings, Spread
     from aida.lab.search.plan import Plan
     from aida.lab.search.stage import Row
@@ -100,9 +100,9 @@ def search(
     what was measured is not measured again, and what a killed worker left is taken up. Ctrl-C saves first.
     Every run is an ordinary one, which aida runs and aida report see.
     """
-    from aida.lab.attempt import RUNNER
-    from aida.lab.jobs import Jobs
     from aida.lab.order import Order
+    from aida.lab.queue.attempt import RUNNER
+    from aida.lab.queue.jobs import Jobs
     from aida.lab.search import pruning
     from aida.lab.search.plan import plan_of
     from aida.lab.search.space import methods_of, parse_sets
@@ -173,13 +173,13 @@ def search(
 
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
     """Search them all; returns also the signal that stopped it, 0 for none."""
-    from aida.lab.display import shown
     from aida.lab.events import Event
+    from aida.lab.queue.stopping import Stop
     from aida.lab.search.protocol import Protocol, Search
     from aida.lab.search.storage import Storage, StorageError, sqlite_in
     from aida.lab.search.trials import Register
-    from aida.lab.standing import Board
-    from aida.lab.stopping import Stop
+    from aida.lab.watching.display import shown
+    from aida.lab.watching.standing import Board
 
     board = Board()
     with Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True)) as stop:
@@ -234,7 +234,7 @@ def _report(found: Findings) -> None:
 
 def _summarise(found: Sequence[Findings]) -> None:
     """All searches of the command, a line each, beside the paper."""
-    from aida.lab.labels import settings_in_words
+    from aida.lab.watching.labels import settings_in_words
 
     plan = found[0].plan
     experiment = plan.order.experiment
@@ -258,7 +258,7 @@ def _measures(row: Row) -> list[Any]:
     from rich.text import Text
 
     from aida.lab.search.liveness import this_worker
-    from aida.lab.standing import STYLES, in_words
+    from aida.lab.watching.standing import STYLES, in_words
 
     measured = row.measured
     if measured is None:
@@ -271,7 +271,7 @@ def _measures(row: Row) -> list[Any]:
 
 
 def _mean_in_words(found: Spread | PaperFigure | None) -> str:
-    from aida.lab.standing import in_words
+    from aida.lab.watching.standing import in_words
 
     if found is None:
         return ""

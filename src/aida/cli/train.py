@@ -16,7 +16,7 @@ from aida.cli.data import DataRoot
 from aida.cli.printing import console, fail, table
 
 if TYPE_CHECKING:
-    from aida.lab.attempt import Outcome
+    from aida.lab.queue.attempt import Outcome
     from aida.lab.spec import Experiment, RunSpec
     from aida.lab.train import Options
 
@@ -150,10 +150,10 @@ def train(
 
 def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
     """Train them all; returns also the signal that stopped it, 0 for none."""
-    from aida.lab.display import shown
-    from aida.lab.jobs import Jobs
-    from aida.lab.standing import Board
-    from aida.lab.stopping import Stop
+    from aida.lab.queue.jobs import Jobs
+    from aida.lab.queue.stopping import Stop
+    from aida.lab.watching.display import shown
+    from aida.lab.watching.standing import Board
 
     board = Board()
     board.expect(specs)
@@ -177,10 +177,10 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path) -> None:
     """The small table at the end, and what went wrong."""
     from rich.text import Text
 
-    from aida.lab.labels import labels
-    from aida.lab.standing import STYLES, in_words
-    from aida.lab.store import read_run
-    from aida.lab.summary import Summary, summary_of
+    from aida.lab.runs.store import read_run
+    from aida.lab.runs.summary import Summary, summary_of
+    from aida.lab.watching.labels import labels
+    from aida.lab.watching.standing import STYLES, in_words
 
     named = labels(specs)
     places = {spec.key: place for place, spec in enumerate(specs)}

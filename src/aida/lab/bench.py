@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from aida.lab.environment import choose_device, describe
-from aida.lab.jobs import Jobs
+from aida.lab.queue.jobs import Jobs
+from aida.lab.queue.stopping import Stop
+from aida.lab.runs.store import read_curve
 from aida.lab.spec import RunSpec
-from aida.lab.stopping import Stop
-from aida.lab.store import read_curve
 from aida.lab.train import Options, build, own_stream
 
 #: Epochs before the first that counts.

@@ -22,8 +22,8 @@ from aida.lab import distributed
 from aida.lab.environment import choose_device, describe
 from aida.lab.events import Event, Kind, Listener
 from aida.lab.experiments import find_experiment
+from aida.lab.runs.store import RunFolder, writing
 from aida.lab.spec import Metric, RunSpec
-from aida.lab.store import RunFolder, writing
 from aida.lab.training import Training
 from aida.stepsizes import JsonLines, Record, TensorBoard
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aida.lab.runs.store import RunRecord, StoreError, read_curve, read_sessions, scan
 from aida.lab.spec import Experiment, Metric, RunSpec
-from aida.lab.store import RunRecord, StoreError, read_curve, read_sessions, scan
 
 #: As the store has them, and ``other metric``: finished, but its number is not the one of its experiment.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aida.lab.files import write_object, writing
+from aida.lab.runs.files import write_object, writing
 from aida.lab.search.plan import By, Plan
 from aida.lab.search.stage import Row
 

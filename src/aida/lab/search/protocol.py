@@ -10,9 +10,12 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from aida.lab.attempt import Outcome
 from aida.lab.events import Event, Listener
-from aida.lab.jobs import Jobs
+from aida.lab.queue.attempt import Outcome
+from aida.lab.queue.jobs import Jobs
+from aida.lab.queue.stopping import Stop
+from aida.lab.runs.store import RunRecord, read_run
+from aida.lab.runs.summary import summary_of
 from aida.lab.search.findings import Findings, best_of
 from aida.lab.search.liveness import this_worker
 from aida.lab.search.measured import Measured, MeasuredState
@@ -23,9 +26,6 @@ from aida.lab.search.stage import Row, Stage
 from aida.lab.search.storage import StorageError
 from aida.lab.search.trials import Register
 from aida.lab.spec import RunSpec
-from aida.lab.stopping import Stop
-from aida.lab.store import RunRecord, read_run
-from aida.lab.summary import summary_of
 
 #: Seconds between two looks where others have the rest in hand.
 _LOOK = 1.0

@@ -11,7 +11,7 @@ from aida.lab.events import Event, Listener
 from aida.lab.spec import RunSpec
 from aida.lab.train import Options
 
-#: For :class:`aida.lab.jobs.Jobs`: trains as ever, and leaves a run that was given up.
+#: For :class:`aida.lab.queue.jobs.Jobs`: trains as ever, and leaves a run that was given up.
 RUNNER = f"{__name__}:run"
 
 #: The state of such a run's outcome.

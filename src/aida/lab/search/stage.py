@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aida.lab.lock import is_held
-from aida.lab.records import LOCK
+from aida.lab.runs.lock import is_held
+from aida.lab.runs.records import LOCK
 from aida.lab.search.liveness import this_worker
 from aida.lab.search.measured import Measured
 from aida.lab.search.space import Configuration, as_text

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aida.lab.events import Event, Listener
-from aida.lab.standing import STYLES, Board, Standing, duration
+from aida.lab.watching.standing import STYLES, Board, Standing, duration
 
 #: Seconds between two lines about one run where there is no terminal.
 EVERY = 10.0

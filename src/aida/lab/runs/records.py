@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aida.lab.files import StoreError, read_object
-from aida.lab.lock import is_held
+from aida.lab.runs.files import StoreError, read_object
+from aida.lab.runs.lock import is_held
 from aida.lab.spec import RunSpec
 
 #: The files of a run's folder.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from aida.lab.files import StoreError, writing
+from aida.lab.runs.files import StoreError, writing
 
 #: Seconds to bear with a lock that is held: a reader that only asks holds one for microseconds.
 _PATIENCE = 0.25

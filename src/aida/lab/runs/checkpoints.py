@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
-from aida.lab.files import SideFile, StoreError, sync_folder, writing
+from aida.lab.runs.files import SideFile, StoreError, sync_folder, writing
 
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{16})\.pt")
 _KEPT = 2

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from aida.lab.checkpoints import load_checkpoint, save_checkpoint
-from aida.lab.files import (
+from aida.lab.runs.checkpoints import load_checkpoint, save_checkpoint
+from aida.lab.runs.files import (
     StoreError,
     append_line,
     json_text,
@@ -30,8 +30,8 @@ from aida.lab.files import (
     write_whole,
     writing,
 )
-from aida.lab.lock import Lock, RunBusyError
-from aida.lab.records import (
+from aida.lab.runs.lock import Lock, RunBusyError
+from aida.lab.runs.records import (
     CHECKPOINTS,
     CURVE,
     DONE,
@@ -51,7 +51,7 @@ from aida.lab.records import (
 )
 from aida.lab.spec import RunSpec
 
-#: With what reads runs (aida.lab.records): all of the store is found here.
+#: With what reads runs (aida.lab.runs.records): all of the store is found here.
 __all__ = [
     "DONE",
     "RunBusyError",

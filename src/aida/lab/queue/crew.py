@@ -16,11 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aida.lab.attempt import Outcome, note_failure
 from aida.lab.events import Event, Listener
+from aida.lab.queue.attempt import Outcome, note_failure
+from aida.lab.queue.worker import GRACE, request
 from aida.lab.spec import RunSpec
 from aida.lab.train import Options
-from aida.lab.worker import GRACE, request
 
 #: How much of what a dead process wrote is kept with its run.
 _TAIL = 50
@@ -54,7 +54,7 @@ class Worker:
         self._unread = b""
         self.events, theirs = os.pipe()
         os.set_blocking(self.events, False)
-        command = [sys.executable, "-m", "aida.lab.worker", "--events", str(theirs), "--runner", orders.runner]
+        command = [sys.executable, "-m", "aida.lab.queue.worker", "--events", str(theirs), "--runner", orders.runner]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

@@ -9,8 +9,8 @@ from typing import Any
 
 from aida.lab.events import Event
 from aida.lab.experiments import find_experiment
-from aida.lab.labels import labels
 from aida.lab.spec import Metric, RunSpec
+from aida.lab.watching.labels import labels
 
 #: Events after which a run does no more, each with the style of its line.
 STYLES = {"finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red"}

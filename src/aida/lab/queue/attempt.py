@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aida.lab.events import Event, Listener
+from aida.lab.runs.store import RunBusyError, RunFolder, StoreError
 from aida.lab.spec import RunSpec
-from aida.lab.store import RunBusyError, RunFolder, StoreError
-from aida.lab.tensorboard_log import TensorboardLog
 from aida.lab.train import Interrupted, Options
+from aida.lab.watching.tensorboard_log import TensorboardLog
 
 State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy"]
 
@@ -137,7 +137,7 @@ def _warnings_as_notes(ear: _Ear) -> Iterator[None]:
         elsewhere = warnings.showwarning
 
         def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-            if Path(filename).is_relative_to(Path(__file__).parent):
+            if Path(filename).is_relative_to(Path(__file__).parents[1]):
                 ear.say("note", str(message))
             else:
                 elsewhere(message, category, filename, lineno, *rest)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from aida.lab.experiments import experiments
-from aida.lab.store import RunRecord, StoreError, read_curve
+from aida.lab.runs.store import RunRecord, StoreError, read_curve
 
 
 @dataclass(frozen=True)

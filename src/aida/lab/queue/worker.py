@@ -1,4 +1,4 @@
-"""A process that trains one run after another for :mod:`aida.lab.crew`.
+"""A process that trains one run after another for :mod:`aida.lab.queue.crew`.
 
 Requests come as JSON lines on stdin; what happens goes back as JSON lines on a pipe of its own, so that
 nothing a library prints can get between. The end of stdin means that nobody waits any more: the run at hand
@@ -22,8 +22,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from aida.lab.attempt import RUNNER, attempt, gpu_is_usable, runner_named
 from aida.lab.events import Event
+from aida.lab.queue.attempt import RUNNER, attempt, gpu_is_usable, runner_named
 from aida.lab.spec import RunSpec
 from aida.lab.train import Options
 
@@ -96,7 +96,7 @@ class Requests:
 
 def main() -> None:
     """Serve until the requests end."""
-    words = argparse.ArgumentParser(prog="python -m aida.lab.worker", description=__doc__)
+    words = argparse.ArgumentParser(prog="python -m aida.lab.queue.worker", description=__doc__)
     words.add_argument("--events", type=int, required=True, help="descriptor of the pipe that takes what happens")
     words.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
     given = words.parse_args()

@@ -1,0 +1,1 @@
+"""What a user sees of runs while they go on."""
