@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"optimizer", "readings", "settings", "baselines"},
     "stepsizes": {"catalog", "optimizer", "readings", "rule", "hyper", "backends", "drawing"},
     "theory": {"rule", "drawing"},
-    "lab": {"catalog", "stepsizes", "version"},
+    "lab": {"catalog", "stepsizes", "version", "baselines"},
     "report": {"catalog", "stepsizes", "lab", "drawing", "version"},
     "cli": {"catalog", "stepsizes", "theory", "lab", "drawing", "version", "report"},
     "__init__": {"optimizer", "stepsizes", "version"},

@@ -218,7 +218,8 @@ def counted(step: Tensor | list[Tensor]) -> Tensor:
 
 def per_tensor(values: Tensor, dtype: torch.dtype) -> Any:
     """One number a tensor, as in-place and list operations take them: of the host, or left on the device."""
-    if values.device.type == "cpu":
+    # a compiled step that read them would hold the numbers of its first run
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
         return values.tolist()
     values = values.to(dtype)
     return values if values.ndim == 0 else list(values.unbind())
@@ -253,12 +254,13 @@ def _real(tensor: Tensor) -> Tensor:
 
 def _wide(p: Tensor) -> Tensor:
     """The parameter in its state's dtype: itself where the two are the same, else a copy."""
-    return _real(p).to(STATE_DTYPES[p.dtype].to_real())
+    real = _real(p)
+    return real.to(STATE_DTYPES[real.dtype])
 
 
 def _wide_grad(p: Tensor) -> Tensor:
     assert p.grad is not None
-    return _real(p.grad).to(STATE_DTYPES[p.dtype].to_real())
+    return _real(p.grad).to(STATE_DTYPES[_real(p).dtype])
 
 
 def _takes_lists(p: Tensor, group: Group) -> bool:
