@@ -124,7 +124,7 @@ def _title(log: StepsizeLog) -> str:
     title = ", ".join(words)
     means = [record.mean for record in _weights(log) if record.step == log.layers[-1].step]
     if min(means) > 0:
-        title += f"\nlargest mean / smallest at the end: {max(means) / min(means):.3g}"
+        title += f"\nlargest : smallest mean: {max(means) / min(means):.3g}"
     return title
 
 
