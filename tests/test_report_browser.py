@@ -143,9 +143,7 @@ def test_the_pointer_reads_values_off_and_opens_the_runs(browser):
     with_chart(browser)
     tip = f"document.querySelector('{PANEL} .tip')"
     said, end = "", time.monotonic() + 10
-    while (
-        not said and time.monotonic() < end
-    ):  # as a hand does: the page may still be laid out
+    while not said and time.monotonic() < end:  # as a hand does: the page may still be laid out
         browser.move(place(browser, 0.9, 0.5))
         browser.move(place(browser, 0.91, 0.5))
         said = browser.run(f"!{tip}.hidden && {tip}.innerText")

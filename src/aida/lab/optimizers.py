@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
+from aida.lab.matrices import MatricesAndRest, takes_matrices_alone
 from aida.lab.spec import RunSpec, outside
 
 
@@ -46,7 +48,7 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
             hyper["capturable"] = True
         lr = hyper.get("lr", accepted["lr"].default if "lr" in accepted else None)
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
-    make: Callable[..., Optimizer] = kind
+    make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if takes_matrices_alone(kind) else kind
     optimizer = make(params, **hyper)
     if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
         # a dozen passes over memory become one; the others have kernels of their own
