@@ -17,7 +17,7 @@ from aida.cli.data import get_data, import_data, list_data
 from aida.cli.demo import demo
 from aida.cli.optimizers import list_optimizers, stepsizes, theory
 from aida.cli.report import report
-from aida.cli.runs import list_runs
+from aida.cli.runs import collect_runs, list_runs
 from aida.cli.search import search
 from aida.cli.train import TrainCommand, list_experiments, train
 
@@ -74,6 +74,7 @@ def _assembled() -> typer.Typer:
     commands.command("train", cls=TrainCommand)(train)
     commands.command("search")(search)
     commands.command("runs")(list_runs)
+    commands.command("collect")(collect_runs)
     commands.command("report")(report)
     commands.add_typer(bench, name="bench", no_args_is_help=True)
     commands.add_typer(data, name="data", no_args_is_help=True)

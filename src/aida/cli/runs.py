@@ -118,3 +118,26 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} s"
+
+
+def collect_runs(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(help="Where the records go; made if missing.")] = Path("results"),
+) -> None:
+    """Bring the records of finished runs together: spec, environment, curve, stepsizes and result, without weights.
+
+    What is there already is left alone, so that runs of several machines can be collected one after another.
+    """
+    from aida.lab.runs.collecting import collect
+    from aida.lab.runs.store import StoreError
+
+    for root in runs:
+        if not root.is_dir():
+            fail(f"no runs at {root}: it is no folder")
+    try:
+        found = collect(runs, out)
+    except StoreError as error:
+        fail(str(error))
+    typer.echo(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
+    for record in found.left:
+        typer.echo(f"left out: {record.path} is {record.state}", err=True)

@@ -1,0 +1,57 @@
+"""Records of finished runs, brought together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aida.cli import app
+from aida.lab.runs.collecting import collect
+from aida.lab.runs.store import StoreError, scan
+from report_fixture import spec, write_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed in range(2):
+        write_run(tmp_path / "runs", spec("aida-k2", seed), [80.0, 85.0, 90.0, 89.0])
+    finished = scan(tmp_path / "runs")[0].path
+    (finished / "checkpoints").mkdir()
+    (finished / "checkpoints" / "00000001-0000000000000000.pt").write_bytes(b"weights")
+    unfinished = scan(tmp_path / "runs")[1].path
+    (unfinished / "result.json").unlink()
+    return tmp_path / "runs"
+
+
+def test_finished_runs_are_copied_without_their_weights(runs: Path, tmp_path: Path) -> None:
+    found = collect([runs], tmp_path / "results")
+    (record,) = scan(tmp_path / "results")
+    assert (record.state, record.path) == ("finished", found.added[0])
+    assert record.result == next(each.result for each in scan(runs) if each.state == "finished")
+    assert not (record.path / "checkpoints").exists()
+    assert [left.state for left in found.left] == ["stopped"]
+    assert found.size == sum(path.stat().st_size for path in record.path.iterdir() if path.name != "lock")
+
+
+def test_collecting_again_adds_nothing(runs: Path, tmp_path: Path) -> None:
+    collect([runs], tmp_path / "results")
+    again = collect([runs], tmp_path / "results")
+    assert (again.added, again.known) == ((), 1)
+
+
+def test_two_results_of_one_spec_are_not_mixed(runs: Path, tmp_path: Path) -> None:
+    (kept,) = collect([runs], tmp_path / "results").added
+    result = json.loads((kept / "result.json").read_text())
+    (kept / "result.json").write_text(json.dumps({**result, "best": 91.0}))
+    with pytest.raises(StoreError, match="two results"):
+        collect([runs], tmp_path / "results")
+
+
+def test_the_command_says_what_it_did(runs: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["collect", str(runs), "--out", str(tmp_path / "results")])
+    assert done.exit_code == 0
+    assert "1 runs added" in done.output
+    assert "is stopped" in done.output
