@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch._dynamo
+
 from aida.lab.environment import choose_device, describe
 from aida.lab.queue.jobs import Jobs
 from aida.lab.queue.stopping import Stop
@@ -62,6 +65,8 @@ def side_by_side(
     specs: Sequence[RunSpec], epochs: int, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Timing], dict[str, Any]]:
     """Train all specs in turn in this process, epoch by epoch; returns their times and the machine."""
+    # all models share their code, of which torch compiles only so many versions before it gives up on compiling
+    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 8 * len(specs))
     with own_stream(choose_device(options.device)):
         trainings = []
         for spec in specs:
