@@ -115,7 +115,7 @@ def queue(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, RunFolder.open(out, RUNS["busy"]):
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        patch.setattr(jobs_module, "_cores", lambda: 6)
+        patch.setattr(jobs_module, "cores", lambda: 6)
         with (out / "printed").open("w+") as printed:
             before = os.dup(1)
             os.dup2(printed.fileno(), 1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aida.cli.data import DataRoot
+from aida.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida.cli.printing import console, fail, say_written
 
 #: What the paper's table of seconds an epoch compares, and the fastest AdamW there is.
@@ -23,11 +23,11 @@ def bench_train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs that count, after two that warm up.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of one method at once, in processes of their own.")] = 1,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16.")] = None,
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Compile the model.")] = None,
-    graph: Annotated[bool | None, typer.Option("--graph/--no-graph", help="Whole steps as CUDA graphs.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.  [default: cuda where there is one]")] = None,
+    precision: Precision = None,
+    compiled: Compiled = None,
+    graph: Graph = None,
+    limit: Limit = None,
+    device: Device = None,
     data: DataRoot = None,
     out: Annotated[Path | None, typer.Option(help="A JSON file for all times; a table lies beside it.")] = None,
 ) -> None:

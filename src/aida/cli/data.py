@@ -7,11 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from aida.cli.options import DataRoot
 from aida.cli.printing import console, fail, table
 
-DataRoot = Annotated[
-    Path | None, typer.Option("--data", help="The data root; else AIDA_DATA, else aida in the user's cache.")
-]
 _SetName = Annotated[str, typer.Argument(metavar="NAME", help="A data set; aida data list shows them.")]
 
 

@@ -20,18 +20,16 @@ def demo(
 
     Needs no download and no GPU. The same command again shows what is there.
     """
-    import os
-
     from aida.cli.report import report
     from aida.cli.train import train
+    from aida.lab.queue.jobs import cores
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     train(
         "digits",
         optimizer=list(METHODS),
         seeds="0-2",
         epochs=epochs,
-        jobs=jobs or min(cores, 8),
+        jobs=jobs or min(cores(), 8),
         out=out / "runs",
         device="cpu",
         probe=0,

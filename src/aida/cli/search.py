@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aida.cli.choices import chosen_device, chosen_experiment, chosen_variant, require_data, words_checked
-from aida.cli.data import DataRoot
+from aida.cli.options import (
+    CheckpointSeconds,
+    Compiled,
+    DataRoot,
+    DecodingWorkers,
+    Deterministic,
+    Device,
+    Graph,
+    InceptionFile,
+    JobCount,
+    Limit,
+    Precision,
+    RunsFolder,
+    Variant,
+)
 from aida.cli.printing import console, fail, say_written, table
 
 if TYPE_CHECKING:
@@ -68,30 +82,19 @@ def search(
     grace: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a worker of which nothing is heard counts as dead.")
     ] = 60.0,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 or bf16.", show_default="bf16 on a GPU, fp32 on a CPU")
-    ] = None,
-    variant: Annotated[str | None, typer.Option(help="A form of the protocol, where there are several.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
-    out: Annotated[Path, typer.Option(help="The folder of runs; made if missing.")] = Path("runs"),
+    precision: Precision = None,
+    variant: Variant = None,
+    jobs: JobCount = 1,
+    out: RunsFolder = Path("runs"),
     data: DataRoot = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch, for a trial.")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only kernels that give the same bits again.")
-    ] = False,
-    compiled: Annotated[
-        bool | None,
-        typer.Option("--compile/--no-compile", help="Compile the model.", show_default="where it pays, on a GPU"),
-    ] = None,
-    graph: Annotated[
-        bool | None, typer.Option("--graph/--no-graph", help="Whole steps as CUDA graphs.", show_default="on a GPU")
-    ] = None,
-    inception: Annotated[
-        Path | None, typer.Option(help="A file of Inception weights, to measure FID.", exists=True, dir_okay=False)
-    ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images, for each run on ImageNet.")] = 4,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two checkpoints.")] = 30.0,
+    device: Device = None,
+    limit: Limit = None,
+    deterministic: Deterministic = False,
+    compiled: Compiled = None,
+    graph: Graph = None,
+    inception: InceptionFile = None,
+    workers: DecodingWorkers = 4,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
 ) -> None:
     """Search an optimizer's best configuration, then repeat it.
 

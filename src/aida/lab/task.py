@@ -32,9 +32,11 @@ class Setting:
     #: Processes that decode images, for the experiment that reads files while it trains.
     workers: int = 4
 
-    @property
-    def bf16(self) -> bool:
-        return self.spec.precision == "bf16"
+    def autocast(self) -> torch.autocast:
+        """The precision of the run, for a task to open around its network."""
+        # no cache of cast weights: a CUDA graph would hold those of the step it was recorded in
+        bf16 = self.spec.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
 
 
 class Task(Protocol):

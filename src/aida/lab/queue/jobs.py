@@ -97,7 +97,7 @@ class Jobs:
         options = self.options
         if options.threads is None and _THREADS[0] not in os.environ:
             # by the number asked for, not by how many runs are left: another number of threads gives other bits
-            options = replace(options, threads=max(_cores() // self.jobs, 1))
+            options = replace(options, threads=max(cores() // self.jobs, 1))
         if options.threads is not None:
             environment.update(dict.fromkeys(_THREADS, str(options.threads)))
         return Orders(self.out, options, self.runner, logs, environment, sharing.held)
@@ -125,7 +125,7 @@ def _is_on_gpu(options: Options) -> bool:
     return options.device.startswith("cuda") if options.device is not None else torch.cuda.is_available()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use, which a container may have fewer of than the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

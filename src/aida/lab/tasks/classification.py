@@ -150,7 +150,7 @@ class Classification:
 
     def _logits(self, pixels: Tensor) -> Tensor:
         images = (pixels.float() - self._mean) * self._scale
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._setting.bf16, cache_enabled=False):
+        with self._setting.autocast():
             logits: Tensor = self._model(images)
         return logits
 

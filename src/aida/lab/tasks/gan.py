@@ -94,11 +94,11 @@ class WganGp:
 
     def _critic_step(self, real: Tensor, noise: Tensor, optimizer: Optimizer) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with self._autocast(), torch.no_grad():
+        with self._setting.autocast(), torch.no_grad():
             fake = self._generator(noise).float()
         mix = torch.rand(len(real), 1, 1, 1, device=real.device)
         between = (mix * real + (1.0 - mix) * fake).requires_grad_()
-        with self._autocast():
+        with self._setting.autocast():
             # three calls, not one on all images: each set is normalised by its own batch statistics
             estimate = self._critic(real).float().mean() - self._critic(fake).float().mean()
             scores = self._critic(between).float()
@@ -111,14 +111,11 @@ class WganGp:
 
     def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
         optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with self._setting.autocast():
             scores = self._critic(self._generator(noise).float())
         # gradients of the generator alone: those of the critic would be thrown away
         (-scores.float().mean()).backward(inputs=list(self._generator.parameters()))
         optimizer.step()
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._setting.bf16, cache_enabled=False)
 
     def _real(self) -> Moments:
         """Of all training images, once for all runs; of as many as a limited run generates, each time."""

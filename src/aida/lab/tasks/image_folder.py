@@ -114,7 +114,7 @@ class ImageFolders:
 
     def _logits(self, model: nn.Module, pixels: Tensor) -> Tensor:
         images = ((pixels.float() - self._mean) * self._scale).contiguous(memory_format=self._layout)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._setting.bf16, cache_enabled=False):
+        with self._setting.autocast():
             logits: Tensor = model(images)
         return logits
 

@@ -74,7 +74,7 @@ class LanguageTask:
                 "compiled=True does nothing for an LSTM, whose time goes into cuDNN's calls; run it with compiled=False"
             )
         self._seed, self._limit = spec.seed, spec.limit
-        self._device, self._bf16 = setting.device, setting.bf16
+        self._setting, self._device = setting, setting.device
         self.model = model.to(setting.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
         self._train = batchify(train, spec.batch).to(setting.device)
@@ -107,7 +107,7 @@ class LanguageTask:
         words, following = batch
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with self._setting.autocast():
             out = self.model(words, self._state)
             entropy = functional.cross_entropy(out.logits.flatten(0, 1).float(), following.flatten())
             activation = out.dropped.pow(2).mean()
@@ -122,7 +122,7 @@ class LanguageTask:
 
     def evaluate(self, final: bool) -> Mapping[str, float]:
         self.model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._setting.autocast():
             losses = torch.stack([self._mean_loss(columns) for columns in self._measured.values()]).tolist()
         self.model.train()
         return {name: perplexity(loss) for name, loss in zip(self._measured, losses, strict=True)}
@@ -137,9 +137,6 @@ class LanguageTask:
 
     def _parts(self) -> list[Tensor]:
         return [part for layer in self._state for part in layer]
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False)
 
     def _mean_loss(self, columns: Tensor) -> Tensor:
         """Mean cross entropy of every word but the first of each column, float64, read from the start."""

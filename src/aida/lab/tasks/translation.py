@@ -67,7 +67,7 @@ class TranslationTask:
 
     def __init__(self, setting: Setting, model: Transformer, train: Pairs, valid: Pairs) -> None:
         spec = setting.spec
-        self._spec, self._device, self._bf16 = spec, setting.device, setting.bf16
+        self._setting, self._spec, self._device = setting, spec, setting.device
         self.model = model.to(setting.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
         self._source, self._target = grid(train.source).to(setting.device), grid(train.target, 1).to(setting.device)
@@ -141,7 +141,7 @@ class TranslationTask:
         """Logits and labels of every target word after the first; rows to spare are labelled as padding."""
         read, labels = target[:, :-1], target[:, 1:]
         source_layout, target_layout = packed(source != PAD, source_rows), packed(labels != PAD, target_rows)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+        with self._setting.autocast():
             logits = self.model.logits(source, source_layout, read, target_layout)
         return logits, target_layout.row(labels)
 
