@@ -11,9 +11,10 @@ import warnings
 from pathlib import Path
 
 from aida.lab.events import Event
+from aida.lab.options import Options
 from aida.lab.runs.store import RunFolder
 from aida.lab.spec import RunSpec
-from aida.lab.train import Interrupted, Options
+from aida.lab.train import Interrupted
 
 
 def spec(seed: int, epochs: int = 2, **do) -> RunSpec:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from aida.lab.options import Options
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options, run
+from aida.lab.train import run
 
 torch.set_num_threads(1)
 

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from aida.lab.events import Event
 from aida.lab.experiments import find_experiment
+from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.queue.jobs import Jobs
 from aida.lab.queue.stopping import Stop
@@ -32,7 +33,6 @@ from aida.lab.search.space import as_text
 from aida.lab.search.storage import Storage, sqlite_in
 from aida.lab.search.trials import CONFIGURATION, Register
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options
 from store_cases import PROCESSES
 
 #: What a worker imports, once for all workers.

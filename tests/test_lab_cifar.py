@@ -13,10 +13,11 @@ from aida.lab.data import images, sets
 from aida.lab.data.errors import DataError
 from aida.lab.data.local import require
 from aida.lab.experiments import find_experiment
+from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.task import Setting
 from aida.lab.tasks.classification import PADDING, Classification, Crops, cut
-from aida.lab.train import Options, run
+from aida.lab.train import run
 
 EXPERIMENTS = ("vgg11-cifar10", "vgg11-cifar100", "resnet34-cifar10", "resnet34-cifar100")
 

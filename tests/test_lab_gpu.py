@@ -12,11 +12,12 @@ import torch
 from aida.catalog import catalog
 from aida.lab.data import images
 from aida.lab.experiments import find_experiment
+from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.runs.store import read_curve
 from aida.lab.spec import RunSpec
 from aida.lab.steps import PLAIN_STEPS, GraphSteps
-from aida.lab.train import Interrupted, Options, own_stream, run
+from aida.lab.train import Interrupted, own_stream, run
 from aida.lab.training import Training
 
 pytestmark = [
@@ -46,7 +47,7 @@ def spec_of(experiment: str, optimizer: str = "aida", **changes: Any) -> RunSpec
 
 def losses(spec: RunSpec, graph: bool, steps: int) -> torch.Tensor:
     with own_stream(torch.device("cuda")):
-        training = Training(spec, device="cuda", graph=graph)
+        training = Training(spec, replace(GPU, graph=graph))
         assert isinstance(training.steps, GraphSteps) is graph
         training.task.begin_epoch(0)
         task = training.task
@@ -68,7 +69,7 @@ def test_fifty_recorded_steps_of_a_net_with_batch_norm() -> None:
 def test_every_kind_of_step_is_recorded_once_it_came_often_enough(tmp_path: Path) -> None:
     """An epoch's last batch is smaller; it too becomes a graph, and the gradients seen are those of the last step."""
     with own_stream(torch.device("cuda")):
-        training = Training(spec_of("vgg11-cifar10"), device="cuda")
+        training = Training(spec_of("vgg11-cifar10"), GPU)
         for _ in range(PLAIN_STEPS + 2):
             training.train_epoch()
         assert isinstance(training.steps, GraphSteps)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from aida.lab.options import Options
 from aida.lab.queue import jobs as jobs_module
 from aida.lab.queue.attempt import Outcome
 from aida.lab.queue.jobs import Jobs
@@ -20,7 +21,6 @@ from aida.lab.queue.mps import Sharing
 from aida.lab.queue.stopping import Stop
 from aida.lab.queue.worker import read_request, request
 from aida.lab.runs.store import RunFolder, read_run, read_sessions
-from aida.lab.train import Options
 from fake_runs import spec
 
 CPU = Options(device="cpu")

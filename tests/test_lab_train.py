@@ -18,10 +18,11 @@ import torch
 from aida.catalog import catalog
 from aida.lab.events import Event
 from aida.lab.experiments import experiments, find_experiment
+from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.runs.store import RunFolder, read_curve
 from aida.lab.spec import RunSpec
-from aida.lab.train import Interrupted, Options, run
+from aida.lab.train import Interrupted, run
 from aida.lab.training import Training
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -147,12 +148,12 @@ def test_a_stopped_run_saves_and_ends_as_it_would_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["aida", "adabelief", "adamw", "sgd", "msvag", "adabound"])
 def test_a_checkpoint_resumes_bit_exactly(optimizer: str) -> None:
     spec = digits(optimizer, epochs=3)
-    whole = Training(spec, device="cpu", threads=1)
+    whole = Training(spec, CPU)
     whole.train_epoch()
     state = whole.state()
     kept = torch.load(_through_a_file(state), weights_only=True)
     expected = whole.train_epoch()
-    resumed = Training(spec, device="cpu", threads=1)
+    resumed = Training(spec, CPU)
     resumed.load(kept)
     assert without_seconds([resumed.train_epoch()]) == without_seconds([expected])
     for one, other in zip(

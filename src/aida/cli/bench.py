@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from aida.cli.choices import let_own_be_found
 from aida.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida.cli.printing import console, fail, say_written
 
@@ -42,11 +43,12 @@ def bench_train(
     from aida.lab.data import DataError
     from aida.lab.environment import choose_device, describe
     from aida.lab.experiments import find_experiment
+    from aida.lab.options import Options
     from aida.lab.order import Order
     from aida.lab.settings_text import SettingError
-    from aida.lab.train import Options
 
     timings: list[bench.Timing] = []
+    let_own_be_found(optimizer or _METHODS)
     try:
         where = choose_device(device)
         options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.choices import chosen_device, chosen_experiment, chosen_variant, require_data, words_checked
+from aida.cli.choices import (
+    chosen_device,
+    chosen_experiment,
+    chosen_variant,
+    let_own_be_found,
+    require_data,
+    words_checked,
+)
 from aida.cli.options import (
     CheckpointSeconds,
     Compiled,
@@ -103,6 +108,7 @@ def search(
     what was measured is not measured again, and what a killed worker left is taken up. Ctrl-C saves first.
     Every run is an ordinary one, which aida runs and aida report see.
     """
+    from aida.lab.options import Options
     from aida.lab.order import Order
     from aida.lab.queue.attempt import RUNNER
     from aida.lab.queue.jobs import Jobs
@@ -111,7 +117,6 @@ def search(
     from aida.lab.search.space import methods_of, parse_sets
     from aida.lab.search.storage import missing_packages
     from aida.lab.settings_text import parse_seeds, parse_settings
-    from aida.lab.train import Options
 
     if missing := missing_packages(storage):
         fail(missing)
@@ -123,8 +128,7 @@ def search(
     _check("--sampler", sampler, ("grid", "tpe"))
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    if any(":" in name for name in names) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # an optimizer of the user's own is a file where they work
+    let_own_be_found(names)
     with words_checked():
         order = Order(
             chosen,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from aida.cli.choices import chosen_device, chosen_experiment, chosen_variant, require_data, words_checked
+from aida.cli.choices import (
+    chosen_device,
+    chosen_experiment,
+    chosen_variant,
+    let_own_be_found,
+    require_data,
+    words_checked,
+)
 from aida.cli.options import (
     CheckpointSeconds,
     Compiled,
@@ -30,9 +36,9 @@ from aida.cli.options import (
 from aida.cli.printing import console, fail, table
 
 if TYPE_CHECKING:
+    from aida.lab.options import Options
     from aida.lab.queue.attempt import Outcome
     from aida.lab.spec import Experiment, RunSpec
-    from aida.lab.train import Options
 
 #: What a bare ``--probe`` becomes: as often as the experiment proposes.
 _AS_PROPOSED = 0
@@ -111,7 +117,7 @@ def train(
     A run is a folder under --out, named by the hash of all that decides its numbers. The same command
     again skips what is finished and goes on where a run was stopped or killed. Ctrl-C saves first.
     """
-    from aida.lab.train import Options
+    from aida.lab.options import Options
 
     chosen = chosen_experiment(experiment, "train")
     where = chosen_device(device)
@@ -216,8 +222,7 @@ def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> 
     from aida.lab.order import Order
     from aida.lab.settings_text import parse_seeds, parse_settings
 
-    if any(":" in name for name in rest["optimizers"]) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # an optimizer of the user's own is a file where they work
+    let_own_be_found(rest["optimizers"])
     with words_checked():
         return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
 

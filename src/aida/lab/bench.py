@@ -18,11 +18,13 @@ import torch
 import torch._dynamo
 
 from aida.lab.environment import choose_device, describe
+from aida.lab.options import Options
 from aida.lab.queue.jobs import Jobs
 from aida.lab.queue.stopping import Stop
 from aida.lab.runs.store import read_curve
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options, build, own_stream
+from aida.lab.train import own_stream
+from aida.lab.training import Training
 
 #: Epochs before the first that counts.
 WARM_UP = 2
@@ -71,7 +73,7 @@ def side_by_side(
         trainings = []
         for spec in specs:
             say(f"{spec.experiment}, {spec.method}: building")
-            trainings.append(build(spec, options))
+            trainings.append(Training(spec, options))
         rows: list[list[dict[str, Any]]] = [[] for _ in specs]
         for epoch in range(WARM_UP + epochs):
             for training, kept in zip(trainings, rows, strict=True):

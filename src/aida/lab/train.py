@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from aida.lab import distributed
 from aida.lab.environment import choose_device, describe
 from aida.lab.events import Event, Kind, Listener
 from aida.lab.experiments import find_experiment
+from aida.lab.options import Options
 from aida.lab.runs.store import RunFolder, writing
 from aida.lab.spec import Metric, RunSpec
 from aida.lab.training import Training
@@ -30,20 +31,6 @@ from aida.stepsizes import JsonLines, Record, TensorBoard
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong
     """Somebody asked the run to stop, and it saved itself first."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run is carried out: nothing here decides its numbers."""
-
-    device: str | None = None  #: None: a GPU where there is one
-    data_root: Path | None = None
-    inception: Path | None = None
-    workers: int = 4
-    graph: bool | None = None  #: None: CUDA graphs wherever they are possible
-    checkpoint_seconds: float = 30.0
-    threads: int | None = None
-    tensorboard: bool = False
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda event: None) -> Mapping[str, Any]:
@@ -79,7 +66,7 @@ class _Run:
         self._saved_at = time.monotonic()
 
     def carry_out(self) -> Mapping[str, Any]:
-        self._training = training = build(self._spec, self._options)
+        self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
             self._folder.begin_session(describe(training.device, training.steps.name))
@@ -189,19 +176,6 @@ def summarise(state: str, metric: Metric, rows: list[dict[str, Any]], reason: st
         "values": {key: value for key, value in last.items() if key not in ours},
         **({"reason": reason} if reason else {}),
     }
-
-
-def build(spec: RunSpec, options: Options) -> Training:
-    """The training of a spec, carried out as ``options`` say."""
-    return Training(
-        spec,
-        device=options.device,
-        data_root=options.data_root,
-        inception=options.inception,
-        workers=options.workers,
-        graph=options.graph,
-        threads=options.threads,
-    )
 
 
 @contextmanager

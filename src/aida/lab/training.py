@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from aida.catalog import reading_for
 from aida.lab.environment import choose_device, set_up
 from aida.lab.experiments import find_experiment
 from aida.lab.optimizers import LearningRate, build, can_be_captured
+from aida.lab.options import Options
 from aida.lab.spec import RunSpec
 from aida.lab.steps import GraphSteps, PlainSteps, Steps
 from aida.lab.task import Setting
@@ -27,24 +27,15 @@ AfterStep = Callable[[], None]
 class Training:
     """One run: its task, optimizers and position. Building it seeds torch and sets process-wide switches."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        *,
-        device: str | None = None,
-        data_root: Path | None = None,
-        inception: Path | None = None,
-        workers: int = 4,
-        graph: bool | None = None,
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, spec: RunSpec, options: Options) -> None:
         self.spec = spec
         self.experiment = find_experiment(spec.experiment)
-        self.device = choose_device(device)
-        set_up(spec, self.device, threads)
+        self.device = choose_device(options.device)
+        set_up(spec, self.device, options.threads)
         torch.manual_seed(spec.seed)
-        self.task = self.experiment.task(Setting(spec, self.device, data_root, inception, workers))
-        captured = self._captures(graph)
+        setting = Setting(spec, self.device, options.data_root, options.inception, options.workers)
+        self.task = self.experiment.task(setting)
+        captured = self._captures(options.graph)
         self.optimizers = {
             name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
         }

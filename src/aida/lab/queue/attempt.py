@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aida.lab.events import Event, Listener
+from aida.lab.options import Options
 from aida.lab.runs.store import RunBusyError, RunFolder, StoreError
 from aida.lab.spec import RunSpec
-from aida.lab.train import Interrupted, Options
+from aida.lab.train import Interrupted
 from aida.lab.watching.tensorboard_log import TensorboardLog
 
 State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy"]

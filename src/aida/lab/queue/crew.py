@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from aida.lab.events import Event, Listener
+from aida.lab.options import Options
 from aida.lab.queue.attempt import Outcome, note_failure
 from aida.lab.queue.worker import GRACE, request
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options
 
 #: How much of what a dead process wrote is kept with its run.
 _TAIL = 50

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from aida.lab.events import Event, Listener
+from aida.lab.options import Options
 from aida.lab.queue.attempt import RUNNER, Outcome, attempt, gpu_is_usable, runner_named
 from aida.lab.queue.crew import Crew, Orders
 from aida.lab.queue.mps import Sharing, shared_gpu
@@ -25,7 +26,6 @@ from aida.lab.queue.stopping import Stop
 from aida.lab.queue.worker import GRACE
 from aida.lab.runs.store import DONE, read_run
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options
 
 #: Seconds between two looks at processes that say nothing.
 _LOOK = 0.2

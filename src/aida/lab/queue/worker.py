@@ -23,9 +23,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from aida.lab.events import Event
+from aida.lab.options import Options
 from aida.lab.queue.attempt import RUNNER, attempt, gpu_is_usable, runner_named
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options
 
 #: Seconds a run may take to save itself once nobody waits any more.
 GRACE = 120.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from aida.lab import train
 from aida.lab.events import Event, Listener
+from aida.lab.options import Options
 from aida.lab.spec import RunSpec
-from aida.lab.train import Options
 
 #: For :class:`aida.lab.queue.jobs.Jobs`: trains as ever, and leaves a run that was given up.
 RUNNER = f"{__name__}:run"
