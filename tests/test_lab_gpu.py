@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from aida.baselines.contract import Baseline
 from aida.catalog import catalog
 from aida.lab.data import images
 from aida.lab.experiments import find_experiment
+from aida.lab.optimizers import build
 from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.runs.store import read_curve
@@ -107,3 +109,24 @@ def test_the_same_spec_gives_the_same_curve_again(precision: str, tmp_path: Path
     spec = spec_of("vgg11-cifar10", epochs=2, limit=30, precision=precision)
     first, second = (run(spec, tmp_path / name, GPU) for name in ("a", "b"))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "optimizer", [name for name, entry in catalog().items() if issubclass(entry.optimizer, Baseline)]
+)
+@pytest.mark.filterwarnings("ignore:.*capturable=True.*")
+def test_the_compiled_step_of_a_rival_is_its_step(optimizer: str) -> None:
+    spec = spec_of("vgg11-cifar10", optimizer)
+    device = torch.device("cuda")
+    shapes = ((64, 3, 3, 3), (64,), (512, 512), (10, 512), (10,))
+    found = []
+    for compiled in (False, True):
+        chance = torch.Generator(device).manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape, device=device, generator=chance)) for shape in shapes]
+        made = build(replace(spec, compiled=compiled), params, device)
+        for _ in range(7):  # RAdam rectifies from the sixth step on
+            for param in params:
+                param.grad = torch.randn(param.shape, device=device, generator=chance)
+            made.step()
+        found.append([param.detach() for param in params])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)

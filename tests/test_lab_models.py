@@ -174,6 +174,25 @@ def test_resnets_halve_the_resolution_at_the_right_places(build: Callable[[], Re
     assert shapes == [(64 * 2**i, side * 2 ** (3 - i), side * 2 ** (3 - i)) for i in range(4)]
 
 
+def test_vgg_pools_before_it_rectifies_with_the_values_and_gradients_of_the_other_order() -> None:
+    def paper_order(layers: list[nn.Module]) -> list[nn.Module]:
+        pools = [at for at, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+        for at in pools:
+            layers[at], layers[at + 1] = layers[at + 1], layers[at]
+        return layers
+
+    model, batch = VGG11().eval(), images(8, 32)
+    kinds = [type(layer).__name__ for layer in paper_order(list(model.features))]
+    assert "".join({"Conv2d": "C", "ReLU": "R", "MaxPool2d": "M"}[kind] for kind in kinds) == "CRMCRM" + 3 * "CRCRM"
+    other = nn.Sequential(*paper_order(list(model.features)), nn.Flatten(), model.classifier)
+    ours, theirs = model(batch), other(batch)
+    assert torch.equal(ours, theirs)
+    for one, two in zip(
+        *(torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (ours, theirs)), strict=True
+    ):
+        assert torch.equal(one, two)
+
+
 def test_vgg_dropout_is_off_in_eval_and_on_in_training() -> None:
     model, batch = VGG11(), images(2, 32)
     assert not torch.equal(model(batch), model(batch))

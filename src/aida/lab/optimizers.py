@@ -51,8 +51,11 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if takes_matrices_alone(kind) else kind
     optimizer = make(params, **hyper)
     if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
-        # a dozen passes over memory become one; the others have kernels of their own
-        optimizer.step = torch.compile(optimizer.step, dynamic=False)  # type: ignore[assignment, method-assign]
+        # A dozen passes over memory become one; the others have kernels of their own. There are no loops to reorder
+        # in a step, and torch 2.11 stumbles over the attempt where tensors are updated together.
+        optimizer.step = torch.compile(  # type: ignore[assignment, method-assign]
+            optimizer.step, dynamic=False, options={"loop_ordering_after_fusion": False}
+        )
     return optimizer
 
 

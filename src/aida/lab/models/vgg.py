@@ -24,7 +24,8 @@ class VGG11(nn.Module):
             for width in stage:
                 layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
                 channels = width
-            layers.append(nn.MaxPool2d(2))
+            # before its ReLU: the same values and gradients, with a quarter of the pixels to rectify
+            layers.insert(-1, nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
