@@ -244,13 +244,22 @@ def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
 
 def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
     monkeypatch.setattr("aida.lab.search.space.methods_of", lambda experiment: ("aida-k1", "sgd"))
-    found = call("digits", "--all", "--seeds", "0", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
+    words = ("digits", "--all", "--seeds", "0", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
+    found = call(*words, "--over", "lr=0.01,0.02")
     assert found.exit_code == 0, found.output
     written = [json.loads(path.read_text()) for path in sorted((folder / "runs" / "search").glob("*.json"))]
     assert [each["method"] for each in written] == ["aida-k1", "sgd"]
     assert all(each["shortened"] and each["spec"]["epochs"] == 1 for each in written)
     assert found.output.count("search shortened to 1 of 2 epochs") == 2
     assert {record.spec.epochs for record in scan("runs")} == {1, 2}
+
+
+def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
+    words = ("digits", "--optimizer", "sgd", "--seeds", "0-1", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
+    found = call(*words)
+    assert found.exit_code == 0, found.output
+    assert "shortened" not in found.output
+    assert sorted((record.spec.epochs, record.spec.seed) for record in scan("runs")) == [(2, 0), (2, 1)]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def plan_of(order: Order, optimizer: str, over: Mapping[str, tuple[Any, ...]] | 
         for name, values in rough.space.sets.items()
     }
     plan = replace(rough, space=Space(sets))
+    if plan.wanted == 1:  # nothing to choose by a shortened run: its search is one of the repetitions
+        plan = replace(plan, order=replace(order, epochs=plan.repeat_epochs))
     if plan.sampler == "tpe" and not plan.space.ranges():
         raise SettingError(
             f"--sampler tpe: nothing between two numbers can be tried for {plan.method} on "
