@@ -37,7 +37,8 @@ def run(spec: RunSpec, out: Path, options: Options, listen) -> dict:
 
 def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list[int]) -> dict:
     does = spec.hyper.get("does", "finish")
-    folder.begin_session({"process": os.getpid(), "threads": options.threads, "omp": os.environ.get("OMP_NUM_THREADS")})
+    omp = os.environ.get("OMP_NUM_THREADS")
+    folder.begin_session({"process": os.getpid(), "threads": options.threads, "at_once": options.at_once, "omp": omp})
     state = folder.load() or {"epoch": 0}
     listen(Event("started", spec.key, state["epoch"], spec.epochs))
     if does == "raise":

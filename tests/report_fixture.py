@@ -71,10 +71,10 @@ def spec(method: str = "aida-k2", seed: int = 0, hyper: Mapping[str, Any] | None
 
 def write_run(
     root: Path, wanted: RunSpec, values: list[float], *, metric: Metric = ACCURACY, seconds: float = 1.0,
-    device: str = "cpu", losses: list[float] | None = None,
+    device: str = "cpu", losses: list[float] | None = None, **session: Any,
 ) -> Path:  # fmt: skip
     """A finished run whose metric took these values, epoch by epoch."""
-    folder = begin_run(root, wanted, values, metric=metric, seconds=seconds, device=device, losses=losses)
+    folder = begin_run(root, wanted, values, metric=metric, seconds=seconds, device=device, losses=losses, **session)
     best = (max if metric.better == "higher" else min)(values)
     write_result(
         folder, state="finished", metric=metric.key, better=metric.better, best=best,
@@ -86,14 +86,14 @@ def write_run(
 
 def begin_run(
     root: Path, wanted: RunSpec, values: list[float], *, metric: Metric = ACCURACY, seconds: float = 1.0,
-    device: str = "cpu", losses: list[float] | None = None,
+    device: str = "cpu", losses: list[float] | None = None, **session: Any,
 ) -> Path:  # fmt: skip
-    """A run that has got so far and has no result."""
+    """A run that has got so far and has no result; ``session`` is more of what its process said of itself."""
     folder = root / wanted.key
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(wanted.to_json()))
     session = {"started": "2026-01-01T00:00:00", "versions": {"torch": "2.13"}, "device": device, "git": None,
-               "threads": 1, "path": "plain"}  # fmt: skip
+               "threads": 1, "path": "plain", **session}  # fmt: skip
     (folder / "env.json").write_text(json.dumps({"sessions": [session]}))
     losses = losses or [1 / epoch for epoch in range(1, len(values) + 1)]
     rows = [

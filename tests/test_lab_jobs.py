@@ -179,8 +179,8 @@ def test_runs_are_asked_for_only_when_there_is_room_and_one_asked_for_twice_is_o
     assert len(queue.told.about(RUNS["finish"], "started")) == 1
 
 
-def test_threads_are_shared_out(queue):
-    assert {(each["threads"], each["omp"]) for each in queue.sessions("finish")} == {(3, "3")}
+def test_threads_are_shared_out_and_a_run_knows_that_it_is_not_alone(queue):
+    assert {(each["threads"], each["omp"], each["at_once"]) for each in queue.sessions("finish")} == {(3, "3", 2)}
 
 
 def test_a_run_that_another_process_has_is_left_to_it(queue):

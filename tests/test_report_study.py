@@ -306,6 +306,20 @@ def test_a_seed_measured_with_and_without_a_probe_counts_once(runs):
     assert [row[1].text for row in trouble(study).rows] == ["repeat"]
 
 
+def test_only_a_run_that_had_its_gpu_to_itself_is_timed(tmp_path):
+    for seed, session in enumerate(({"at_once": 1}, {"at_once": 8}, {})):
+        found = {"device": "NVIDIA H200", "device_type": "cuda", **session}
+        write_run(tmp_path / "runs", spec("adam", seed), curve(90.0), seconds=1.0 + seed, **found)
+        write_run(tmp_path / "runs", spec("sgd", seed), curve(90.0), **{**found, "at_once": 8})
+    study = study_of(tmp_path / "runs")
+    assert cell_of(study, "adam").chosen.seconds().mean == 1.0
+    assert cell_of(study, "sgd").chosen.seconds() is None
+    assert column_of(study).timed
+    drawn = tables.comparison(column_of(study))
+    written = {row[0].text: row[5].text for row in drawn.rows}
+    assert (written["Adam"], written["SGD"]) == ("1.00", "not timed")
+
+
 def test_a_run_measured_by_something_else_is_not_averaged(runs):
     write_run(runs, spec("adam", 5), [1.0, 2.0, 3.0, 4.0], metric=dataclasses.replace(ACCURACY, key="fid"))
     study = study_of(runs)

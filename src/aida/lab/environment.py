@@ -49,8 +49,8 @@ def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
     torch.use_deterministic_algorithms(spec.deterministic)
 
 
-def describe(device: torch.device, path: str) -> dict[str, Any]:
-    """What a reader needs to judge a run's numbers by."""
+def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any]:
+    """What a reader needs to judge a run's numbers by; ``at_once`` is how many runs share the machine."""
     gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
@@ -58,6 +58,7 @@ def describe(device: torch.device, path: str) -> dict[str, Any]:
         "path": path,
         "threads": torch.get_num_threads(),
         "processes": distributed.world(),
+        "at_once": at_once,
         "git": _commit(),
         "versions": {
             "aida": __version__,

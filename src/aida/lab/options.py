@@ -17,4 +17,5 @@ class Options:
     graph: bool | None = None  #: None: CUDA graphs wherever they are possible
     checkpoint_seconds: float = 30.0
     threads: int | None = None
+    at_once: int = 1  #: runs side by side, this one among them
     tensorboard: bool = False

@@ -69,7 +69,7 @@ class _Run:
         self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
-            self._folder.begin_session(describe(training.device, training.steps.name))
+            self._folder.begin_session(describe(training.device, training.steps.name, self._options.at_once))
             state = self._folder.load()
         state = distributed.said_by_main(state)
         if state is not None:

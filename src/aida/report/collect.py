@@ -41,6 +41,8 @@ class Run:
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
+    #: Whether others trained on the same GPU at some time, or it is not known that none did.
+    shared_gpu: bool = False
     #: Why it does not count.
     remark: str = ""
 
@@ -56,7 +58,12 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Training seconds an epoch: the median, which a slow first epoch (compiling, warming up) does not move."""
+        """Training seconds an epoch: the median, which a slow first epoch (compiling, warming up) does not move.
+
+        None where others had a part of the GPU: then they say how many those were, not what the method costs.
+        """
+        if self.shared_gpu:
+            return None
         known = [value for value in self.curve.seconds if value is not None]
         return statistics.median(known) if known else None
 
@@ -104,6 +111,7 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
             f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}",
         )
     best, last = _number(result.get("best")), _number(result.get("last"))
+    sessions = _sessions(record.path)
     if state == "finished" and (best is None or last is None):
         remark = f"finished without a number for {metric or 'its metric'}"
     return Run(
@@ -111,7 +119,9 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         curve=_curve(record.path, declared, metric),
         metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
-        device=_device(record.path), remark=remark,
+        device=str(sessions[-1].get("device", "")) if sessions else "",
+        shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
+        remark=remark,
     )  # fmt: skip
 
 
@@ -129,13 +139,12 @@ def _curve(folder: Path, declared: Metric | None, metric: str) -> Curve:
     )
 
 
-def _device(folder: Path) -> str:
-    """Where the last process that worked on it ran; empty where nothing says so."""
+def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The processes that worked on it, the last one last; none where nothing says so."""
     try:
-        sessions = read_sessions(folder)
+        return read_sessions(folder)
     except StoreError:
-        return ""
-    return str(sessions[-1].get("device", "")) if sessions else ""
+        return ()
 
 
 def _number(value: Any) -> float | None:

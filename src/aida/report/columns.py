@@ -69,6 +69,11 @@ class Column:
     distinction: str = ""
 
     @property
+    def timed(self) -> bool:
+        """Whether it is known what an epoch of some method takes."""
+        return any(cell.chosen is not None and cell.chosen.seconds() is not None for cell in self.cells)
+
+    @property
     def id(self) -> str:
         """Fit for a file name and a link."""
         if self.protocol is None:

@@ -53,8 +53,10 @@ class Part:
     columns: tuple[tuple[Column, Grid, Grid | None], ...]
     #: Indices into the payload's columns, of those that have finished runs.
     charts: tuple[int, ...]
-    #: Whether its figures were drawn: without a finished run there is nothing in them.
+    #: Whether its figures were drawn: without a finished run there is nothing in them, or in that of times without one
+    #: that had its GPU to itself.
     drawn: bool
+    timed: bool
     pictures: tuple[Picture, ...]
 
 
@@ -97,6 +99,7 @@ def _part(table: Table, study: Study, pictures: Sequence[Picture]) -> Part:
         tuple((column, tables.comparison(column), _search(column)) for column in table.columns),
         tuple(places[column.id] for column in finished),
         bool(finished),
+        any(column.timed for column in finished),
         tuple(picture for picture in pictures if any(f"stepsizes-{id}/" in picture.png for id in ids)),
     )
 

@@ -40,7 +40,8 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
         if not columns:
             continue
         written += _write(curves_of(columns, known), folder / f"curves-{table.name}")
-        written += _write(times_of(columns, known), folder / f"time-{table.name}")
+        if timed := [column for column in columns if column.timed]:
+            written += _write(times_of(timed, known), folder / f"time-{table.name}")
         written += _draw_searches(table, columns, known, folder)
     if found := profile(study.comparable):
         written += _write(profile_of(found, known), folder / "profile")

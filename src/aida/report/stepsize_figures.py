@@ -22,7 +22,8 @@ _ABREAST = 6
 def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
     """Those of the paper's figures whose methods were measured, and one of all methods; what could not be read.
 
-    A method is shown by one run: of its best configuration that has any, the lowest seed.
+    A method is shown by one run: of its best configuration that has any, the lowest seed. Aida with another number of
+    projections is another method, as in the paper's figures.
     """
     written: list[Path] = []
     problems: list[str] = []
@@ -37,15 +38,14 @@ def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
-    logs: dict[str, StepsizeLog] = {}
+    logs: list[StepsizeLog] = []
     for cell in column.cells:
         for run in _measured(run for each in cell.configurations for run in each.runs):
             log = _read(run, problems)
             if log is not None:
-                # by the figure's name of the method: two numbers of projections are both Aida, and the first stands
-                logs.setdefault(log.method, log)
+                logs.append(log)
                 break
-    return list(logs.values())
+    return logs
 
 
 def _measured(runs: Iterable[Run]) -> Iterable[Run]:

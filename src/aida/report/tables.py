@@ -29,7 +29,10 @@ def comparison(column: Column) -> Grid:
         Head("n", "seeds"),
         Head("last epoch", f"mean ± std over seeds of {column.metric.title} after the last epoch"),
         Head("best run", "the best of all seeds and configurations, which is what the paper's Table IV gives"),
-        Head("s / epoch", "training seconds an epoch: median of a run, mean over seeds; the paper's in brackets"),
+        Head(
+            "s / epoch",
+            "training seconds an epoch: median of a run, mean over seeds; not of runs that shared a GPU; the paper's in brackets",
+        ),
     ]
     if with_paper:
         heads += [

@@ -94,7 +94,7 @@ class Jobs:
             sharing = machine.enter_context(shared_gpu())
             listen(Event("note", "", text=sharing.report))
         environment = {**os.environ, **sharing.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        options = self.options
+        options = replace(self.options, at_once=self.jobs)
         if options.threads is None and _THREADS[0] not in os.environ:
             # by the number asked for, not by how many runs are left: another number of threads gives other bits
             options = replace(options, threads=max(cores() // self.jobs, 1))

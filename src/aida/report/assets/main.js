@@ -50,7 +50,9 @@ class Panel {
     if (!this.columns.length) return [];
     const column = this.columns[this.column];
     const named = column.searches.map((search, index) => [`search-${index}`, `Search: ${search.setting}`]);
-    return [["metric", "Learning curves"], ["loss", "Training loss"], ["time", "Time against metric"], ...named];
+    const timed = Object.values(column.chosen).some((id) => DATA.configurations[id].seconds);
+    const time = timed ? [["time", "Time against metric"]] : [];
+    return [["metric", "Learning curves"], ["loss", "Training loss"], ...time, ...named];
   }
 
   found() {
