@@ -18,6 +18,7 @@ from aida.lab import models
 from aida.lab.models.digits import DigitsNet
 from aida.lab.models.lstm import AwdLstm
 from aida.lab.models.resnet import ResNet, resnet18_imagenet, resnet34_cifar
+from aida.lab.models.stem import Stem
 from aida.lab.models.transformer import Transformer
 from aida.lab.models.vgg import VGG11
 from aida.lab.models.wgan import NOISE, Critic, Generator
@@ -157,6 +158,20 @@ def test_channels_last_gives_the_same_output(build: Callable[[], nn.Module]) -> 
     torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_stem_over_patches_is_a_convolution(bias: bool, layout: torch.memory_format) -> None:
+    stem = Stem(3, 16, bias=bias).double().to(memory_format=layout)  # type: ignore[call-overload]
+    batch = images(2, 9).double()[..., :7].contiguous(memory_format=layout)
+    one, other = stem.over_patches(batch), nn.functional.conv2d(batch, stem.weight, stem.bias, padding=1)
+    torch.testing.assert_close(one, other)
+    assert one.is_contiguous(memory_format=torch.channels_last)
+    parameters = list(stem.parameters())
+    found = [torch.autograd.grad(out.square().sum(), parameters) for out in (one, other)]
+    torch.testing.assert_close(*found)
+    assert stem(batch).shape == (2, 16, 9, 7)
+
+
 def test_vgg_has_the_eleven_layers_of_the_figures() -> None:
     shapes = [p.shape for p in VGG11().parameters()]
     assert len(shapes) == 22
@@ -183,7 +198,10 @@ def test_vgg_pools_before_it_rectifies_with_the_values_and_gradients_of_the_othe
 
     model, batch = VGG11().eval(), images(8, 32)
     kinds = [type(layer).__name__ for layer in paper_order(list(model.features))]
-    assert "".join({"Conv2d": "C", "ReLU": "R", "MaxPool2d": "M"}[kind] for kind in kinds) == "CRMCRM" + 3 * "CRCRM"
+    assert (
+        "".join({"Stem": "C", "Conv2d": "C", "ReLU": "R", "MaxPool2d": "M"}[kind] for kind in kinds)
+        == "CRMCRM" + 3 * "CRCRM"
+    )
     other = nn.Sequential(*paper_order(list(model.features)), nn.Flatten(), model.classifier)
     ours, theirs = model(batch), other(batch)
     assert torch.equal(ours, theirs)

@@ -31,7 +31,8 @@ def comparison(column: Column) -> Grid:
         Head("best run", "the best of all seeds and configurations, which is what the paper's Table IV gives"),
         Head(
             "s / epoch",
-            "training seconds an epoch: median of a run, mean over seeds; not of runs that shared a GPU; the paper's in brackets",
+            "training seconds an epoch: median of a run, mean over seeds; not of runs that shared a GPU; "
+            "the paper's in brackets",
         ),
     ]
     if with_paper:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from aida.lab.models.stem import Stem
+
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -60,9 +62,7 @@ class ResNet(nn.Module):
 
 def resnet34_cifar(classes: int = 10) -> ResNet:
     """ResNet34 with a 3x3 stem and no max-pool, for 32x32 images."""
-    stem = nn.Sequential(
-        nn.Conv2d(3, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True)
-    )
+    stem = nn.Sequential(Stem(3, WIDTHS[0], bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True))
     return ResNet(stem, (3, 4, 6, 3), classes)
 
 

@@ -9,6 +9,8 @@ import math
 
 from torch import Tensor, nn
 
+from aida.lab.models.stem import Stem
+
 #: Widths of the 3x3 convolutions, one tuple a resolution; a 2x2 max-pool ends each, so 32 pixels become 1.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
@@ -22,7 +24,8 @@ class VGG11(nn.Module):
         channels = 3
         for stage in STAGES:
             for width in stage:
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                convolution = nn.Conv2d(channels, width, 3, padding=1) if layers else Stem(channels, width)
+                layers += [convolution, nn.ReLU(inplace=True)]
                 channels = width
             # before its ReLU: the same values and gradients, with a quarter of the pixels to rectify
             layers.insert(-1, nn.MaxPool2d(2))
