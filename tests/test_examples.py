@@ -35,6 +35,8 @@ def run(name: str, folder: Path) -> str:
     """What the script prints, started in ``folder``; what Python warns of in its own lines is an error."""
     command = [sys.executable, "-W", "error::Warning:__main__", str(EXAMPLES / name)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if CUDA and torch.__version__.startswith("2.11."):
+        env["TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"] = "0"  # a fault of that version, see docs/architecture.md
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
