@@ -131,11 +131,16 @@ def test_more_repetitions_or_trials_are_the_same_search():
 
 
 def test_repetitions_have_a_seed_and_a_length_of_their_own():
-    short = plan_of(Order(DIGITS, seeds=(7,), epochs=3), "adam")
+    short = plan_of(Order(DIGITS, seeds=(7,), epochs=3), "adam", {"eps": (1e-3, 1e-8)})
     spec = short.repetition(short.base, 5)
     assert short.shortened
     assert (short.base.seed, short.base.epochs, spec.seed, spec.epochs) == (7, 3, 5, DIGITS.epochs)
     assert not plan_of(Order(DIGITS), "adam").shortened
+
+
+def test_where_there_is_nothing_to_choose_the_search_is_as_long_as_the_repetitions():
+    only = plan_of(Order(DIGITS, epochs=3), "adam", repeat_epochs=5)
+    assert (only.wanted, only.base.epochs, only.shortened) == (1, 5, False)
 
 
 def test_tpe_needs_something_between():
