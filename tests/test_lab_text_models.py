@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import aida
 from aida.lab.models import lstm, transformer
+from aida.lab.models.layout import Layout, whole
 from aida.lab.models.lstm import (
     AwdLstm,
     WeightDrop,
@@ -288,7 +289,7 @@ def test_transformer_is_the_literal_one_wherever_the_loss_looks() -> None:
 def test_attention_weights_are_dropped_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rates = tiny_transformer(0.1), []
 
-    def recorded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
+    def recorded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float) -> Tensor:
         rates.append(dropout)
         return attend(query, key, value, seen, dropout)
 
@@ -299,13 +300,27 @@ def test_attention_weights_are_dropped_in_training_alone(monkeypatch: pytest.Mon
     assert rates == [0.1] * 6 + [0.0] * 6
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_is_torchs_own(causal: bool) -> None:
+def test_attention_is_torchs_own() -> None:
     query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind()
-    seen = torch.arange(5) < torch.tensor([[5], [3]])
-    mask = None if causal else seen[:, None, None, :]
-    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
-    torch.testing.assert_close(attend(query, key, value, None if causal else seen, 0.0), expected)
+    seen = torch.rand(2, 5, 5) < 0.5
+    seen[:, :, 0] = True  # torch's has no number for what sees nothing
+    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None])
+    torch.testing.assert_close(attend(query, key, value, seen, 0.0), expected)
+
+
+def test_words_see_their_own_sentence_and_causally_none_that_comes_later() -> None:
+    layout = Layout(torch.tensor([[5, 5, 5, 8, 8, 9]]), torch.tensor([[0, 1, 2, 0, 1, 0]]))
+    blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2), torch.ones(1, 1)).bool()
+    assert torch.equal(layout.sees(layout)[0], blocks)
+    assert torch.equal(layout.sees(layout, causal=True)[0], blocks.tril())
+    other = Layout(torch.tensor([[8, 5, 5, 7]]), torch.tensor([[0, 0, 1, 0]]))
+    assert layout.sees(other)[0].int().tolist() == [[0, 1, 1, 0]] * 3 + [[1, 0, 0, 0]] * 2 + [[0, 0, 0, 0]]
+
+
+def test_a_whole_layout_keeps_words_from_padding() -> None:
+    layout = whole(torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
+    assert layout.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert layout.sees(layout).int().tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 1, 1], [0, 1, 1]]]
 
 
 def test_sinusoid_is_the_published_table() -> None:

@@ -1,24 +1,29 @@
-"""Multi30k's task: leaving the padding out, smoothed labels, the summed loss, teacher-forced accuracy."""
+"""Multi30k's task: sentences side by side, smoothed labels, the summed loss, teacher-forced accuracy."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from aida.catalog import catalog
 from aida.lab.data import sets
 from aida.lab.data.translation import BEGIN, END, PAD, Pairs, Sentences
 from aida.lab.experiments.multi30k import EXPERIMENTS
-from aida.lab.models.layout import packed, whole
 from aida.lab.models.transformer import Transformer
 from aida.lab.task import Setting
 from aida.lab.tasks import translation
-from aida.lab.tasks.translation import TranslationTask, capacity, grid, smoothed_loss
+from aida.lab.tasks.packing import Place, first_fit
+from aida.lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
 from text_runs import assert_resumes_within_an_epoch, needs, setting, sgd, steps
 
@@ -45,77 +50,84 @@ def tiny_task(where: Setting | None = None, dropout: float = 0.1, count: int = 5
     return TranslationTask(where or setting(batch=8), tiny_transformer(dropout), train, valid)
 
 
-# -- layouts -------------------------------------------------------------------------------------
+# -- packing -------------------------------------------------------------------------------------
 
 
-def some_words() -> Tensor:
-    return torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]).bool()
+def lengths_of(
+    given: Sequence[tuple[int, int]], places: Sequence[Place], side: int
+) -> dict[int, list[tuple[int, int]]]:
+    """By row, where the sentences of a side begin and end."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for lengths, place in zip(given, places, strict=True):
+        found.setdefault(place.row, []).append((place[1 + side], place[1 + side] + lengths[side]))
+    return found
 
 
-def test_packing_puts_the_words_in_one_row_and_back() -> None:
-    layout = packed(some_words(), 8)
-    cells = torch.arange(12.0).view(3, 4, 1).repeat(1, 1, 2)
-    row = layout.row(cells)
-    assert row[:6, 0].tolist() == [0, 1, 2, 4, 8, 9]
-    assert torch.equal(layout.grid(row)[some_words()], cells[some_words()])
-    assert layout.positions()[:6].tolist() == [0, 1, 2, 0, 0, 1]
-    assert not some_words().flatten()[layout.cells[6:]].any()  # type: ignore[index]
-    assert (layout.rows[~some_words().flatten()] == 7).all()  # type: ignore[index]
+@given(st.lists(st.tuples(st.integers(1, 48), st.integers(1, 48)), min_size=1, max_size=60), st.integers(48, 80))
+def test_pairs_stand_side_by_side_without_overlapping(lengths: list[tuple[int, int]], width: int) -> None:
+    places = first_fit(lengths, width)
+    rows = {place.row for place in places}
+    assert rows == set(range(len(rows)))
+    for side in (0, 1):
+        for sentences_of in lengths_of(lengths, places, side).values():
+            ends = [0, *(end for _, end in sorted(sentences_of))]
+            assert [start for start, _ in sorted(sentences_of)] == ends[:-1]
+            assert ends[-1] <= width
+    # no two rows could be one: the later would have fitted into the earlier
+    filled = [[lengths_of(lengths, places, side)[row] for side in (0, 1)] for row in rows]
+    for earlier, later in itertools.combinations(filled, 2):
+        assert any(
+            max(e for _, e in one) + max(e for _, e in two) > width for one, two in zip(earlier, later, strict=True)
+        )
 
 
-def test_a_whole_layout_moves_nothing() -> None:
-    layout, cells = whole(some_words()), torch.randn(3, 4, 5)
-    assert torch.equal(layout.row(cells), cells.flatten(0, 1))
-    assert torch.equal(layout.grid(layout.row(cells)), cells)
-    assert layout.positions().tolist() == [0, 1, 2, 3] * 3
+def test_every_place_reads_its_word_or_padding() -> None:
+    corpus = Corpus(pairs(30), torch.device("cpu"))
+    numbers = torch.tensor([7, 0, 29, 12, 3])
+    source, target = corpus.pack(numbers)
+    assert source.shape == target.shape == (2, 64)
+    for side, grid, shown in ((0, corpus.source, source), (1, corpus.target, target)):
+        read = Counter((grid.flatten()[shown]).flatten().tolist())
+        wanted = Counter(int(word) for n in numbers for word in grid[n][: corpus.lengths[n, side]])
+        assert read - wanted == Counter({PAD: 128 - wanted.total()})
+        assert (shown // grid.size(1)).unique().tolist() == [0, 3, 7, 12, 29, 30]  # 30: no sentence
+    assert ((source // corpus.source.size(1)).amax(1) == 30).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_moving_words_sends_their_gradient_the_same_way(dtype: torch.dtype) -> None:
-    layout = packed(some_words(), 8)
-    row = torch.randn(8, 4, dtype=dtype, requires_grad=True)
-    weight = torch.randn(3, 4, 4, dtype=dtype) * some_words()[..., None]  # what is not a word has no gradient
-    (gradient,) = torch.autograd.grad((layout.grid(row) * weight).sum(), row)
-    assert torch.equal(gradient[:6], weight[some_words()])
-    assert not gradient[6:].any()
-
-
-def test_leaving_the_padding_out_changes_neither_logits_nor_gradients() -> None:
+def test_packing_changes_neither_logits_nor_gradients() -> None:
     model = tiny_transformer().double()
-    sources, targets = grid(sentences(6, 1)), grid(sentences(6, 2))
+    train = pairs(6)
+    task = TranslationTask(setting(batch=6), model, train, pairs(2, seed=1))
+    sources, targets = train.source.padded(), train.target.padded()
     read, labels = targets[:, :-1], targets[:, 1:]
     real = labels != PAD
     padded = model(sources, read)[real]
     wanted = torch.autograd.grad(smoothed_loss(padded, labels[real]), list(model.parameters()))
-    counts = int((sources != PAD).sum()), int(real.sum())
-    for spare in (1, 40):
-        there, here = packed(sources != PAD, counts[0] + spare), packed(real, counts[1] + spare)
-        logits = model.logits(sources, there, read, here)
-        torch.testing.assert_close(logits[: counts[1]], padded, rtol=0, atol=1e-9)
-        row = here.row(labels)
-        assert (row[counts[1] :] == PAD).all()
-        got = torch.autograd.grad(smoothed_loss(logits, row), list(model.parameters()))
-        # the loss itself is taken in float32
-        for name, a, b in zip(dict(model.named_parameters()), got, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=name)
+    packed = task._train.pack(torch.arange(6))
+    assert packed.size(1) < 6
+    logits, row = task._predict(task._train.source, task._train.target, *packed)
+    # the same words, wherever they stand now
+    order = (
+        (packed[1] // targets.size(1) * targets.size(1) + packed[1] % targets.size(1)).flatten()[row != PAD].argsort()
+    )
+    assert torch.equal(row[row != PAD][order], labels[real])
+    torch.testing.assert_close(logits[row != PAD][order], padded, rtol=0, atol=1e-9)
+    got = torch.autograd.grad(smoothed_loss(logits, row), list(model.parameters()))
+    # the loss itself is taken in float32
+    for name, a, b in zip(dict(model.named_parameters()), got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("longest", [7, 8, 9])
-def test_every_row_of_the_grid_ends_in_padding(longest: int) -> None:
-    rows = [torch.arange(4, 4 + longest), torch.arange(4, 6)]
-    rows_of = grid(Sentences(torch.cat(rows).int(), torch.tensor([0, longest, longest + 2])))
-    assert rows_of.shape == (2, 8 if longest < 8 else 16)
-    assert (rows_of[:, -1] == PAD).all()
-    assert rows_of[0, :longest].tolist() == rows[0].tolist()
+def test_there_are_rows_enough() -> None:
+    assert room(200, 1) == room(200, 52) == 52
+    assert (room(200, 53), room(200, 57)) == (56, 64)
+    assert room(8, 1) == 3
 
 
-def test_there_is_room_for_every_word_and_one_more() -> None:
-    for sentence_count in (1, 3, 200):
-        for count in range(2, 7000, 7):
-            room = capacity(sentence_count, count)
-            assert room > count
-            assert room == 16 * sentence_count or (room % 128 == 0 and room <= count + 128)
-    assert capacity(200, 2_890) == capacity(200, 3_100) == 3_200
+def test_rows_are_as_wide_as_the_longest_sentence_needs() -> None:
+    long = Sentences(torch.arange(4, 104).int(), torch.tensor([0, 100]))
+    corpus = Corpus(Pairs(long, long), torch.device("cpu"))
+    assert corpus.pack(torch.tensor([0])).shape == (2, 1, 104)
 
 
 # -- the loss ------------------------------------------------------------------------------------
@@ -153,8 +165,9 @@ def test_a_step_descends_the_sum_and_returns_the_mean_over_words() -> None:
     task = tiny_task(dropout=0.0)
     model = copy.deepcopy(task.model)
     task.begin_epoch(0)
-    source, target = task.batch(0)
-    returned = task.step(task.kind(0), (source, target), sgd(task, lr=1e-3))
+    returned = task.step(task.kind(0), task.batch(0), sgd(task, lr=1e-3))
+    train, shown = pairs(50), task._batches[0]
+    source, target = train.source.padded()[shown], train.target.padded()[shown]
     labels = target[:, 1:]
     loss = literal_smoothed_loss(model(source, target[:, :-1]).flatten(0, 1), labels.flatten())
     count = sum(int((row != PAD).sum()) for row in labels)
@@ -169,48 +182,38 @@ def test_a_step_descends_the_sum_and_returns_the_mean_over_words() -> None:
 
 
 def test_an_epoch_shows_every_pair_once_in_an_order_of_its_seed() -> None:
-    def shown(seed: int, epoch: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def shown(seed: int, epoch: int) -> list[int]:
         task = tiny_task(setting(batch=8, seed=seed))
-        batches = [task.batch(i) for i in range(task.begin_epoch(epoch))]
-        assert [len(source) for source, _ in batches] == [8] * 6 + [2]
-        return [
-            (tuple(s.tolist()), tuple(t.tolist()))
-            for source, target in batches
-            for s, t in zip(source, target, strict=True)
-        ]
+        seen = []
+        for index in range(task.begin_epoch(epoch)):
+            source, target = task.batch(index)
+            numbers = [
+                side // grid.size(1) for side, grid in ((source, task._train.source), (target, task._train.target))
+            ]
+            assert set(numbers[0].unique().tolist()) == set(numbers[1].unique().tolist())
+            assert (source.size(0), task.lr_factor(index)) == (int(task.kind(index)), 1.0)
+            seen += [set(numbers[0].unique().tolist()) - {50}]
+        assert [len(each) for each in seen] == [8] * 6 + [2]
+        return [number for each in seen for number in sorted(each)]
 
-    train = pairs(50)
-    everything = [
-        (tuple(s.tolist()), tuple(t.tolist())) for s, t in zip(grid(train.source), grid(train.target, 1), strict=True)
-    ]
-    assert shown(0, 0) != everything
-    assert sorted(shown(0, 0)) == sorted(everything)
+    assert shown(0, 0) != list(range(50))
+    assert sorted(shown(0, 0)) == list(range(50))
     assert shown(0, 0) == shown(0, 0)
     assert shown(0, 0) != shown(0, 1)
     assert shown(0, 0) != shown(1, 0)
 
 
-def test_a_kind_says_the_shapes_of_its_step_and_has_room_for_its_words() -> None:
-    task = tiny_task()
-    for index in range(task.begin_epoch(0)):
-        source, target = task.batch(index)
-        count, source_rows, target_rows = map(int, task.kind(index).split("x"))
-        assert count == len(source) == len(target)
-        assert source_rows == capacity(count, int((source != PAD).sum()))
-        assert target_rows == capacity(count, int((target[:, 1:] != PAD).sum()))
-        assert task.lr_factor(index) == 1.0
-
-
 def test_a_fuller_batch_becomes_a_kind_of_its_own_with_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    def losses(room: int) -> tuple[set[str], list[float]]:
+    def losses(room: float) -> tuple[set[str], list[float]]:
         monkeypatch.setattr(translation, "ROOM", room)
-        monkeypatch.setattr(translation, "BLOCK", 16)
+        monkeypatch.setattr(translation, "WIDTH", 24)
+        monkeypatch.setattr(translation, "BLOCK", 1)
         task = tiny_task(dropout=0.0)
         count = task.begin_epoch(0) - 1
         return {task.kind(i) for i in range(count)}, [x.item() for x in steps(task, sgd(task, lr=1e-3), 0, count)]
 
-    (one, wanted), (several, got) = losses(20), losses(1)
-    assert one == {"8x160x160"}
+    (one, wanted), (several, got) = losses(1), losses(0.1)
+    assert one == {"8"}
     assert len(several) > 1
     assert got == pytest.approx(wanted, rel=1e-5)
 
@@ -328,6 +331,6 @@ def test_nearly_all_batches_of_the_real_sentences_are_of_one_kind() -> None:
     task = TranslationTask(setting(batch=200), tiny_transformer(), real.train, real.valid)
     kinds = [task.kind(i) for epoch in range(5) for i in range(task.begin_epoch(epoch))]
     assert len(kinds) == 5 * 145
-    assert set(kinds) == {"200x3200x3200"}
-    assert task.batch(0)[0].shape == (200, 48)
-    assert int(task._valid_words[1].sum()) == 14_440
+    assert set(kinds) == {"52"}
+    assert task.batch(0)[0].shape == (52, 64)
+    assert task._valid_words == 14_440

@@ -30,45 +30,35 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPS)
 
-    def within(self, x: Tensor, layout: Layout, *, causal: bool) -> Tensor:
-        """The words of a sentence attend to each other, or where ``causal`` to themselves and those before them."""
-        query, key, value = self._split(x, layout, self.query, self.key, self.value)
-        return self._finish(x, layout, query, key, value, seen=None if causal else layout.words)
-
-    def across(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
-        """The words of a sentence attend to all of ``memory``'s."""
-        (query,) = self._split(x, layout, self.query)
-        key, value = self._split(memory, memory_layout, self.key, self.value)
-        return self._finish(x, layout, query, key, value, seen=memory_layout.words)
-
-    def _split(self, x: Tensor, layout: Layout, *maps: nn.Linear) -> tuple[Tensor, ...]:
-        """``x`` under each of ``maps``, as (sentences, heads, length, d_model / heads)."""
-        # one product for all of them: a GPU is not filled by the 512 columns of one
-        weight = torch.cat([each.weight for each in maps]) if len(maps) > 1 else maps[0].weight
-        parts: Tensor = layout.grid(functional.linear(x, weight)).unflatten(-1, (len(maps), self.heads, -1))
-        return parts.permute(2, 0, 3, 1, 4).unbind()
-
-    def _finish(
-        self, x: Tensor, layout: Layout, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
+        """The words ``x`` (rows, width, d_model) attend to those of ``memory`` that they have ``seen``."""
+        if memory is x:
+            query, key, value = self._split(x, self.query, self.key, self.value)
+        else:
+            (query,) = self._split(x, self.query)
+            key, value = self._split(memory, self.key, self.value)
         mixed = attend(query, key, value, seen, self.dropout.p if self.training else 0.0)
-        out: Tensor = self.norm(x + self.dropout(self.out(layout.row(mixed.transpose(1, 2).flatten(2)))))
+        out: Tensor = self.norm(x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
         return out
 
+    def _split(self, x: Tensor, *maps: nn.Linear) -> tuple[Tensor, ...]:
+        """``x`` under each of ``maps``, as (rows, heads, width, d_model / heads)."""
+        # one product for all of them: a GPU is not filled by the 512 columns of one
+        weight = torch.cat([each.weight for each in maps]) if len(maps) > 1 else maps[0].weight
+        parts: Tensor = functional.linear(x, weight).unflatten(-1, (len(maps), self.heads, -1))
+        return parts.permute(2, 0, 3, 1, 4).unbind()
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention to the words ``seen`` (sentences, length), or where None, to none that come later.
+
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float) -> Tensor:
+    """Scaled dot-product attention to what is ``seen`` (rows, queries, keys).
 
     Written out, so that compiled code fuses mask, softmax and dropout: the kernels behind torch's own function are
-    made for long texts, and take a third of a step over sentences of 48 words.
+    made for long texts, and took a third of a step over sentences of 48 words. What sees nothing attends to everything
+    alike; nobody looks there.
     """
     scores = (query * query.size(-1) ** -0.5) @ key.transpose(-2, -1)
-    if seen is None:
-        # Padding is on the right, so this alone keeps every word from it.
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    else:
-        later = ~seen[:, None, None, :]  # for all heads and queries
-    weights = scores.masked_fill(later, torch.finfo(scores.dtype).min).float().softmax(-1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    weights = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).softmax(-1)
     return functional.dropout(weights, dropout).to(value.dtype) @ value
 
 
@@ -95,8 +85,8 @@ class EncoderLayer(nn.Module):
         self.attention = Attention(d_model, heads, dropout)
         self.feed_forward = FeedForward(d_model, d_inner, dropout)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        out: Tensor = self.feed_forward(self.attention.within(x, layout, causal=False))
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        out: Tensor = self.feed_forward(self.attention(x, x, seen))
         return out
 
 
@@ -109,14 +99,14 @@ class DecoderLayer(nn.Module):
         self.source_attention = Attention(d_model, heads, dropout)
         self.feed_forward = FeedForward(d_model, d_inner, dropout)
 
-    def forward(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
-        x = self.attention.within(x, layout, causal=True)
-        out: Tensor = self.feed_forward(self.source_attention.across(x, layout, memory, memory_layout))
+    def forward(self, x: Tensor, seen: Tensor, memory: Tensor, memory_seen: Tensor) -> Tensor:
+        x = self.attention(x, x, seen)
+        out: Tensor = self.feed_forward(self.source_attention(x, memory, memory_seen))
         return out
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder over one shared vocabulary; sentences are rows, padded **on the right** with ``pad``."""
+    """Encoder and decoder over one shared vocabulary; sentences are rows of words, filled up with ``pad``."""
 
     positions: Tensor
 
@@ -152,17 +142,18 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits ``(batch, target length, vocabulary)`` of the word after each of ``target`` (batch, length)."""
-        source_layout, target_layout = whole(source != self.pad), whole(target != self.pad)
-        return target_layout.grid(self.logits(source, source_layout, target, target_layout))
+        return self.logits(source, whole(source != self.pad), target, whole(target != self.pad))
 
     def logits(self, source: Tensor, source_layout: Layout, target: Tensor, target_layout: Layout) -> Tensor:
-        """The same ``(rows, vocabulary)``, for the rows of ``target_layout``."""
+        """The same for sentences that stand as their layouts say, a pair in the same row of both."""
         x: Tensor = self.source_norm(self._embed(source, source_layout))
+        seen = source_layout.sees(source_layout)
         for layer in self.encoder:
-            x = layer(x, source_layout)
+            x = layer(x, seen)
         y: Tensor = self.target_norm(self._embed(target, target_layout))
+        seen, source_seen = target_layout.sees(target_layout, causal=True), target_layout.sees(source_layout)
         for layer in self.decoder:
-            y = layer(y, target_layout, x, source_layout)
+            y = layer(y, seen, x, source_seen)
         # scaled before the product: the logits are twenty times as many
         return functional.linear(y * self.logit_scale, self.embedding.weight)
 
@@ -173,8 +164,7 @@ class Transformer(nn.Module):
                 f"a sentence of {length} tokens is longer than the {self.positions.size(0)} positions; "
                 "shorten it or build the Transformer with a larger `longest`"
             )
-        vectors = self.embedding(layout.row(tokens))
-        out: Tensor = self.dropout(vectors + self.positions[layout.positions()])
+        out: Tensor = self.dropout(self.embedding(tokens) + self.positions[layout.positions])
         return out
 
 

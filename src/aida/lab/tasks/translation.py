@@ -1,13 +1,13 @@
 """Translation by a transformer: smoothed labels, a loss summed over words, teacher-forced accuracy.
 
-Sentences lie on the device as two padded grids. A batch takes its rows from them; the network then leaves
-the padding out (:mod:`aida.lab.models.layout`), for which the host only has to know how many words there
-are. With room for :data:`ROOM` words a sentence nearly every batch of 200 has the same shapes, so that a
-GPU trains from one graph: of Multi30k's batches one in ten million is fuller.
+All sentences lie on the device as two padded grids. A batch of pairs is packed into rows of :data:`WIDTH` words
+(:mod:`aida.lab.tasks.packing`) and is two tables that say which word of the grids stands at each place. With
+:data:`ROOM` rows a pair nearly every batch of 200 has the same shapes, so that a GPU trains from one graph.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,28 +16,32 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from aida.lab.data.translation import PAD, Pairs, Sentences
-from aida.lab.models.layout import packed
+from aida.lab.data.translation import PAD, Pairs
+from aida.lab.models.layout import Layout
 from aida.lab.models.transformer import Transformer
 from aida.lab.task import Setting, stream
 from aida.lab.tasks.descent import descend
+from aida.lab.tasks.packing import cells, first_fit
 from aida.lab.tasks.perplexity import perplexity
 
 #: Share of the probability that training gives to all wrong words together.
 SMOOTHING = 0.1
 
-#: Words a sentence that a batch has room for: 3200 for 200, where 2890 ± 60 (German) and 2820 ± 60 (English) come.
-ROOM = 16
-#: A batch that needs more gets a multiple of this: the rows that one block of a matrix product takes.
-BLOCK = 128
+#: Words in a row, at least: what a GPU's tensor cores like, and a third more than the longest sentence of Multi30k.
+WIDTH = 64
+#: Rows that a batch gets for each of its pairs: 52 for 200, of which Multi30k's need 47.2 ± 1.0.
+ROOM = 0.26
+#: A batch that needs more gets a multiple of this.
+BLOCK = 8
 
-#: Sentences an evaluation reads at once; 7,300 words, whose logits are 280 MB in float32.
+#: Pairs an evaluation reads at once; 7,300 words, whose logits are 280 MB in float32.
 AT_ONCE = 512
 
 
-def capacity(sentences: int, words: int) -> int:
-    """Rows for that many words; at least one stays empty, as :func:`aida.lab.models.layout.packed` wants."""
-    return max(ROOM * sentences, (words // BLOCK + 1) * BLOCK)
+def room(pairs: int, needed: int) -> int:
+    """Rows for that many pairs, which need so many."""
+    usual = math.ceil(ROOM * pairs)
+    return usual if needed <= usual else -(-needed // BLOCK) * BLOCK
 
 
 def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -51,15 +55,32 @@ def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float(), labels, ignore_index=PAD, label_smoothing=share, reduction="sum")
 
 
-def grid(sentences: Sentences, beyond: int = 0) -> Tensor:
-    """Rows of equal length, ``beyond`` more than a multiple of 8, all of which end in padding.
+class Corpus:
+    """Pairs as grids on a device, each with a row of padding at its end, and how to find a batch in them."""
 
-    Matrix products are several times as fast over multiples of 8. Of a target all words but the last are read and
-    all but the first predicted, so its grid has one column more.
-    """
-    rows = sentences.padded()
-    length = (rows.size(1) // 8 + 1) * 8 + beyond
-    return functional.pad(rows, (0, length - rows.size(1)), value=PAD)
+    def __init__(self, pairs: Pairs, device: torch.device) -> None:
+        self.source, self.target = (
+            functional.pad(side.padded(), (0, 0, 0, 1), value=PAD).to(device) for side in (pairs.source, pairs.target)
+        )
+        # of a target all words are read or predicted but not both: the last is only predicted
+        self.lengths = torch.stack([pairs.source.lengths, pairs.target.lengths - 1], dim=1)
+        longest = max(self.source.size(1), self.target.size(1))
+        self._width = max(WIDTH, -(-longest // 8) * 8)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def pack(self, numbers: Tensor) -> Tensor:
+        """Which cells of the two grids the pairs of these numbers read, ``(2, rows, WIDTH)``, on the host."""
+        lengths = self.lengths[numbers]
+        places = torch.tensor(first_fit(lengths.tolist(), self._width)).view(-1, 3)
+        shape = room(len(numbers), int(places[:, 0].max()) + 1), self._width
+        sides = []
+        for side, grid in enumerate((self.source, self.target)):
+            starts = places[:, 0] * self._width + places[:, 1 + side]
+            empty = (len(grid) - 1) * grid.size(1)  # the row of padding, which no sentence has the number of
+            sides.append(cells(starts, lengths[:, side], numbers, grid.size(1), shape, empty))
+        return torch.stack(sides)
 
 
 class TranslationTask:
@@ -70,66 +91,57 @@ class TranslationTask:
         self._setting, self._spec, self._device = setting, spec, setting.device
         self.model = model.to(setting.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
-        self._source, self._target = grid(train.source).to(setting.device), grid(train.target, 1).to(setting.device)
-        # of a target all words are read or predicted but not both: the last is only predicted
-        self._source_words, self._target_words = train.source.lengths, train.target.lengths - 1
+        self._train, self._valid = Corpus(train, setting.device), Corpus(valid, setting.device)
         count = len(valid) if spec.limit is None else min(len(valid), spec.limit * spec.batch)
-        self._valid_source = grid(valid.source)[:count].to(setting.device)
-        self._valid_target = grid(valid.target, 1)[:count].to(setting.device)
-        self._valid_words = valid.source.lengths[:count], valid.target.lengths[:count] - 1
-        self._order: tuple[Tensor, ...] = ()
-        self._kinds: list[str] = []
-        self._loss: Callable[[Tensor, Tensor, int, int], Tensor] = self._summed_loss
+        self._valid_words = int(self._valid.lengths[:count, 1].sum())
+        self._valid_batches = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
+        self._batches: tuple[Tensor, ...] = ()
+        self._packed: tuple[int, Tensor] | None = None
+        self._loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = self._summed_loss
         if spec.compiled:
             self._loss = torch.compile(self._summed_loss, dynamic=False)
 
     def begin_epoch(self, epoch: int) -> int:
-        order = torch.randperm(len(self._source_words), generator=stream(self._spec.seed, epoch, "order"))
-        batches = order.split(self._spec.batch)[: self._spec.limit]
-        self._kinds = [
-            "x".join(
-                str(part) for part in (len(rows), *_capacities(self._source_words[rows], self._target_words[rows]))
-            )
-            for rows in batches
-        ]
-        self._order = order.to(self._device).split(self._spec.batch)
-        return len(batches)
+        order = torch.randperm(len(self._train), generator=stream(self._spec.seed, epoch, "order"))
+        self._batches = order.split(self._spec.batch)[: self._spec.limit]
+        self._packed = None
+        return len(self._batches)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        rows = self._order[index]
-        return self._source.index_select(0, rows), self._target.index_select(0, rows)
+        packed = self._pack(index)
+        if self._device.type == "cuda":  # without waiting for the device, which is still at an earlier step
+            packed = packed.pin_memory().to(self._device, non_blocking=True)
+        return packed.unbind()
 
     def kind(self, index: int) -> str:
-        """Sentences, and rows for their German and for their English words."""
-        return self._kinds[index]
+        """Its rows."""
+        return str(self._pack(index).size(1))
 
     def lr_factor(self, index: int) -> float:
         return 1.0
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         source, target = batch
-        _, source_rows, target_rows = map(int, kind.split("x"))
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        summed = descend(optimizer, self._loss(source, target, source_rows, target_rows))
-        return summed / (target[:, 1:] != PAD).sum()
+        summed = descend(optimizer, self._loss(self._train.source, self._train.target, source, target))
+        return summed / (self._train.target.flatten()[target + 1] != PAD).sum()
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-        source_words, target_words = self._valid_words
-        for start in range(0, len(target_words), AT_ONCE):
-            here = slice(start, start + AT_ONCE)
-            rows = _capacities(source_words[here], target_words[here])
-            logits, labels = self._predict(self._valid_source[here], self._valid_target[here], *rows)
+        for source, target in self._valid_batches:
+            logits, labels = self._predict(self._valid.source, self._valid.target, source, target)
             loss = functional.cross_entropy(logits.float(), labels, ignore_index=PAD, reduction="sum")
             right = ((logits.argmax(-1) == labels) & (labels != PAD)).sum()
             sums += torch.stack([loss.double(), right.double()])
         self.model.train()
         loss_sum, right_sum = sums.tolist()
-        words = int(target_words.sum())
-        return {"accuracy": 100 * right_sum / words, "valid_ppl": perplexity(loss_sum / words)}
+        return {
+            "accuracy": 100 * right_sum / self._valid_words,
+            "valid_ppl": perplexity(loss_sum / self._valid_words),
+        }
 
     def extra_state(self) -> dict[str, Any]:
         return {}
@@ -137,18 +149,24 @@ class TranslationTask:
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def _predict(self, source: Tensor, target: Tensor, source_rows: int, target_rows: int) -> tuple[Tensor, Tensor]:
-        """Logits and labels of every target word after the first; rows to spare are labelled as padding."""
-        read, labels = target[:, :-1], target[:, 1:]
-        source_layout, target_layout = packed(source != PAD, source_rows), packed(labels != PAD, target_rows)
+    def _pack(self, index: int) -> Tensor:
+        """Batch ``index``, packed when it is first asked for: the host has time while a GPU is at earlier ones."""
+        if self._packed is None or self._packed[0] != index:
+            self._packed = index, self._train.pack(self._batches[index])
+        return self._packed[1]
+
+    def _predict(self, sources: Tensor, targets: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and labels of every place, as ``source`` and ``target`` read them of the two grids."""
         with self._setting.autocast():
-            logits = self.model.logits(source, source_layout, read, target_layout)
-        return logits, target_layout.row(labels)
+            logits = self.model.logits(
+                sources.flatten()[source], _layout(source, sources), targets.flatten()[target], _layout(target, targets)
+            )
+        return logits.flatten(0, 1), targets.flatten()[target + 1].flatten()
 
-    def _summed_loss(self, source: Tensor, target: Tensor, source_rows: int, target_rows: int) -> Tensor:
-        return smoothed_loss(*self._predict(source, target, source_rows, target_rows))
+    def _summed_loss(self, sources: Tensor, targets: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        return smoothed_loss(*self._predict(sources, targets, source, target))
 
 
-def _capacities(source_words: Tensor, target_words: Tensor) -> tuple[int, int]:
-    sentences = len(source_words)
-    return capacity(sentences, int(source_words.sum())), capacity(sentences, int(target_words.sum()))
+def _layout(read: Tensor, grid: Tensor) -> Layout:
+    """Where words stand that are read from these cells of a grid: its rows are sentences."""
+    return Layout(read // grid.size(1), read % grid.size(1))
