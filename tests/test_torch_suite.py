@@ -127,6 +127,8 @@ class TestAidaUpdate(TestCase):
     @parametrize("dims", [0, 1, 2])
     @optims([AIDA])
     def test_tensor_lr_equals_float_lr(self, device, dtype, optim_info, change, dims):
+        if change == "by_scheduler" and dims and torch.__version__.startswith("2.6."):
+            self.skipTest("torch 2.6's schedulers take an lr of no dimensions alone")
         for name, kwargs in all_kwargs(device):
             if kwargs["foreach"] and not kwargs.get("capturable", False):
                 continue  # refused, as AdamW refuses it: a bad input above
@@ -137,7 +139,7 @@ class TestAidaUpdate(TestCase):
             # beside the parameters or on the host
             lr = torch.tensor(0.01, device="cpu" if dims == 1 else device).reshape([1] * dims)
             by_tensor = Aida(problems[1].params, **{**kwargs, "lr": lr})
-            schedulers = [ExponentialLR(o, gamma=0.5) for o in (by_float, by_tensor)]
+            schedulers = [ExponentialLR(o, gamma=0.5) for o in (by_float, by_tensor) if change == "by_scheduler"]
             for _ in range(5):
                 for problem, optimizer in zip(problems, (by_float, by_tensor), strict=True):
                     problem.backward()
@@ -145,7 +147,7 @@ class TestAidaUpdate(TestCase):
                 if change == "in_place":
                     by_float.param_groups[0]["lr"] *= 0.5
                     by_tensor.param_groups[0]["lr"].mul_(0.5)
-                for scheduler in schedulers if change == "by_scheduler" else ():
+                for scheduler in schedulers:
                     scheduler.step()
             assert isinstance(by_tensor.param_groups[0]["lr"], Tensor), name
             expected_lr = 0.01 if change == "never" else 0.01 * 0.5**5

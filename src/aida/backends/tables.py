@@ -6,7 +6,6 @@ columns here is a contract with them.
 
 from __future__ import annotations
 
-import inspect
 from array import array
 from collections.abc import Iterable
 
@@ -27,9 +26,6 @@ VALUE_COLUMNS = (
 
 
 _address = torch.Tensor.data_ptr
-
-#: torch 2.5 takes one tensor a call.
-_WRITES_LISTS = "Iterable" in str(inspect.signature(increment_version))
 
 
 class AddressBook:
@@ -114,8 +110,4 @@ def is_dense(tensor: Tensor) -> bool:
 
 def note_write(params: list[Tensor]) -> None:
     """Tell autograd that a kernel wrote: a graph that saved the old values must fail, as after any in-place update."""
-    if _WRITES_LISTS:
-        increment_version(params)
-    else:
-        for p in params:
-            increment_version(p)
+    increment_version(params)
