@@ -6,7 +6,6 @@ other registration. The files are imported when the catalog is first asked for, 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from aida.misspelt import did_you_mean
 from aida.optimizer import Aida
 from aida.readings import Reading, inner_eps
 from aida.settings import Values, across
@@ -131,8 +131,7 @@ def find(name: str) -> Entry:
     for entry in entries.values():
         if wanted in (entry.name, entry.title.lower()):
             return entry
-    close = difflib.get_close_matches(wanted, entries, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = did_you_mean(wanted, entries)
     raise LookupError(f"no optimizer is called {name!r}; {hint}known are {', '.join(entries)}")
 
 

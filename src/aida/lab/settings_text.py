@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from aida.misspelt import did_you_mean
 
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
 
@@ -54,8 +55,7 @@ def settle(optimizer: str, kind: type[Any], values: Mapping[str, Any], given: It
     taken, open_ended = _signature(kind)
     for name in given:
         if name not in taken and not open_ended:
-            close = difflib.get_close_matches(name, taken, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, taken)
             raise SettingError(f"{optimizer} has no hyper-parameter {name!r}; {hint}it has {', '.join(taken)}")
     settled = {name: _like(taken.get(name), value) for name, value in values.items()}
     try:

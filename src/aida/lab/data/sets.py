@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from aida.misspelt import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,4 @@ def find(name: str) -> DataSet:
     known = {each.name: each for each in SETS}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f", did you mean {near[0]!r}" if near else ""
-    raise LookupError(f"no data set is called {name!r}{hint}; known are {', '.join(known)}")
+    raise LookupError(f"no data set is called {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")

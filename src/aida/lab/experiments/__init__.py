@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from functools import cache
 from types import MappingProxyType
 
 from aida.lab.spec import Experiment
+from aida.misspelt import did_you_mean
 
 
 @cache
@@ -27,6 +27,4 @@ def find_experiment(name: str) -> Experiment:
     known = experiments()
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise LookupError(f"no experiment is called {name!r}; {hint}known are {', '.join(known)}")
+    raise LookupError(f"no experiment is called {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")
