@@ -11,7 +11,7 @@ import torch
 
 from aida.baselines.contract import Baseline
 from aida.catalog import catalog
-from aida.lab.data import images
+from aida.lab.data import images, translation
 from aida.lab.experiments import find_experiment
 from aida.lab.optimizers import build
 from aida.lab.options import Options
@@ -66,6 +66,22 @@ def test_fifty_recorded_steps_have_the_losses_of_plain_ones(optimizer: str) -> N
 def test_fifty_recorded_steps_of_a_net_with_batch_norm() -> None:
     spec = spec_of("resnet34-cifar10", deterministic=True)
     torch.testing.assert_close(losses(spec, True, 50), losses(spec, False, 50), rtol=0, atol=1e-5)
+
+
+def test_recorded_steps_of_packed_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch stands in its rows in its own way, and one graph takes them all."""
+    words = translation.SPECIAL + tuple(f"word {n}" for n in range(60))
+    chance = torch.Generator().manual_seed(0)
+
+    def sentences(count: int) -> translation.Sentences:
+        lengths = torch.randint(3, 30, (count,), generator=chance)
+        numbers = torch.randint(4, len(words), (int(lengths.sum()),), generator=chance, dtype=torch.int32)
+        return translation.Sentences(numbers, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+
+    train, valid = (translation.Pairs(sentences(count), sentences(count)) for count in (2000, 50))
+    monkeypatch.setattr(translation, "multi30k", lambda root=None: translation.Translation(train, valid, valid, words))
+    spec = spec_of("transformer-multi30k", batch=50)
+    torch.testing.assert_close(losses(spec, True, 40), losses(spec, False, 40), rtol=0, atol=1e-5)
 
 
 def test_every_kind_of_step_is_recorded_once_it_came_often_enough(tmp_path: Path) -> None:
