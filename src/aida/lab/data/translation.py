@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from aida.lab.data import local, sets
 from aida.lab.data.errors import DataError
+from aida.lab.data.kept import keep, read_kept
 
 UNKNOWN, PAD, BEGIN, END = 0, 1, 2, 3
 SPECIAL = ("<unk>", "<blank>", "<s>", "</s>")
@@ -148,14 +147,8 @@ def _spacy(language: str) -> Tokenizer:
 
 def _from_cache(path: Path, origin: str) -> Translation | None:
     """What the cache holds; None where there is none, or one of other sentences or of another form."""
-    try:
-        stored = torch.load(path, weights_only=True)
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        warnings.warn(f"{path} cannot be read ({type(error).__name__}) and is made again", stacklevel=3)
-        return None
-    if not isinstance(stored, dict) or stored.get("format") != _FORMAT or stored.get("origin") != origin:
+    stored = read_kept(path, _FORMAT, origin)
+    if stored is None:
         return None
     pairs = {
         split: Pairs(*(Sentences(*stored[f"{split}.{language}"]) for language in ("de", "en"))) for split in SPLITS
@@ -164,14 +157,9 @@ def _from_cache(path: Path, origin: str) -> Translation | None:
 
 
 def _to_cache(found: Translation, path: Path, origin: str) -> None:
-    stored: dict[str, Any] = {"format": _FORMAT, "origin": origin, "words": list(found.words)}
+    content: dict[str, Any] = {"words": list(found.words)}
     for split in SPLITS:
         pairs: Pairs = getattr(found, split)
         for language, side in (("de", pairs.source), ("en", pairs.target)):
-            stored[f"{split}.{language}"] = (side.numbers, side.starts)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save(stored, partial)
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # a data root that others own: the next run tokenises again
-        warnings.warn(f"the tokens cannot be kept at {path}: {error}", stacklevel=3)
+            content[f"{split}.{language}"] = (side.numbers, side.starts)
+    keep(content, path, _FORMAT, origin, "the tokens")
