@@ -33,6 +33,7 @@ from aida.cli.options import (
     Variant,
 )
 from aida.cli.printing import console, fail, say_written, table
+from aida.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
     from aida.lab.queue.jobs import Jobs
@@ -181,7 +182,6 @@ def search(
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
     """Search them all; returns also the signal that stopped it, 0 for none."""
     from aida.lab.events import Event
-    from aida.lab.queue.stopping import Stop
     from aida.lab.search.protocol import Protocol, Search
     from aida.lab.search.storage import Storage, StorageError, sqlite_in
     from aida.lab.search.trials import Register
@@ -189,7 +189,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
     from aida.lab.watching.standing import Board
 
     board = Board()
-    with Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True)) as stop:
+    with announced_stop() as stop:
         try:
             with shown(console(), board) as listen:
                 storage = Storage(
@@ -199,11 +199,8 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                 )
                 with closing(Register(storage, grace)) as register:
                     searches = [Search(plan, register) for plan in plans]
-                    try:
+                    with given_up_when_hurried(stop):
                         Protocol(searches, jobs, listen, board.expect, stop).carry_out()
-                    except KeyboardInterrupt:
-                        stop.ask()
-                        typer.echo("given up; the same command goes on from the last checkpoints", err=True)
                     found = [search.findings() for search in searches]
         except StorageError as error:
             typer.echo(str(error), err=True)

@@ -34,6 +34,7 @@ from aida.cli.options import (
     Variant,
 )
 from aida.cli.printing import console, fail, table
+from aida.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
     from aida.lab.options import Options
@@ -160,20 +161,15 @@ def train(
 def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
     """Train them all; returns also the signal that stopped it, 0 for none."""
     from aida.lab.queue.jobs import Jobs
-    from aida.lab.queue.stopping import Stop
     from aida.lab.watching.display import shown
     from aida.lab.watching.standing import Board
 
     board = Board()
     board.expect(specs)
     outcomes: list[Outcome] = []
-    with Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True)) as stop:
-        try:
-            with shown(console(), board) if _speaks() else nullcontext(lambda event: None) as listen:
-                outcomes.extend(Jobs(out, options, jobs).work(specs, listen, stop))
-        except KeyboardInterrupt:
-            stop.ask()
-            typer.echo("given up; the same command goes on from the last checkpoints", err=True)
+    display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
+    with announced_stop() as stop, given_up_when_hurried(stop), display as listen:
+        outcomes.extend(Jobs(out, options, jobs).work(specs, listen, stop))
     return outcomes, stop.signal
 
 
