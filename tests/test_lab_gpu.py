@@ -21,6 +21,7 @@ from aida.lab.spec import RunSpec
 from aida.lab.steps import PLAIN_STEPS, GraphSteps
 from aida.lab.train import Interrupted, own_stream, run
 from aida.lab.training import Training
+from text_runs import VOCABULARY, pairs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,15 +71,7 @@ def test_fifty_recorded_steps_of_a_net_with_batch_norm() -> None:
 
 def test_recorded_steps_of_packed_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch stands in its rows in its own way, and one graph takes them all."""
-    words = translation.SPECIAL + tuple(f"word {n}" for n in range(60))
-    chance = torch.Generator().manual_seed(0)
-
-    def sentences(count: int) -> translation.Sentences:
-        lengths = torch.randint(3, 30, (count,), generator=chance)
-        numbers = torch.randint(4, len(words), (int(lengths.sum()),), generator=chance, dtype=torch.int32)
-        return translation.Sentences(numbers, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
-
-    train, valid = (translation.Pairs(sentences(count), sentences(count)) for count in (2000, 50))
+    train, valid, words = pairs(2000), pairs(50, seed=1), tuple(f"word {n}" for n in range(VOCABULARY))
     monkeypatch.setattr(translation, "multi30k", lambda root=None: translation.Translation(train, valid, valid, words))
     spec = spec_of("transformer-multi30k", batch=50)
     torch.testing.assert_close(losses(spec, True, 40), losses(spec, False, 40), rtol=0, atol=1e-5)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aida.catalog import catalog
 from aida.lab.data import sets
-from aida.lab.data.translation import BEGIN, END, PAD, Pairs, Sentences
+from aida.lab.data.translation import PAD, Pairs, Sentences
 from aida.lab.experiments.multi30k import EXPERIMENTS
 from aida.lab.models.transformer import Transformer
 from aida.lab.task import Setting
@@ -25,23 +25,9 @@ from aida.lab.tasks import translation
 from aida.lab.tasks.packing import Place, first_fit
 from aida.lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
-from text_runs import assert_resumes_within_an_epoch, needs, setting, sgd, steps
+from text_runs import assert_resumes_within_an_epoch, needs, pairs, setting, sgd, steps
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
-
-VOCABULARY = 50
-
-
-def sentences(count: int, seed: int, longest: int = 20) -> Sentences:
-    torch.manual_seed(seed)
-    lengths = torch.randint(1, longest - 1, (count,)).tolist()
-    rows = [torch.tensor([BEGIN, *words(n, vocabulary=VOCABULARY).tolist(), END]) for n in lengths]
-    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return Sentences(torch.cat(rows).int(), starts)
-
-
-def pairs(count: int, seed: int = 0) -> Pairs:
-    return Pairs(sentences(count, 2 * seed), sentences(count, 2 * seed + 1, longest=17))
 
 
 def tiny_task(where: Setting | None = None, dropout: float = 0.1, count: int = 50) -> TranslationTask:
@@ -105,11 +91,9 @@ def test_packing_changes_neither_logits_nor_gradients() -> None:
     wanted = torch.autograd.grad(smoothed_loss(padded, labels[real]), list(model.parameters()))
     packed = task._train.pack(torch.arange(6))
     assert packed.size(1) < 6
-    logits, row = task._predict(task._train.source, task._train.target, *packed)
+    logits, row = task._predict(task._train, *packed)
     # the same words, wherever they stand now
-    order = (
-        (packed[1] // targets.size(1) * targets.size(1) + packed[1] % targets.size(1)).flatten()[row != PAD].argsort()
-    )
+    order = packed[1].flatten()[row != PAD].argsort()
     assert torch.equal(row[row != PAD][order], labels[real])
     torch.testing.assert_close(logits[row != PAD][order], padded, rtol=0, atol=1e-9)
     got = torch.autograd.grad(smoothed_loss(logits, row), list(model.parameters()))

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from aida.lab.data import DataError, local, sets
+from aida.lab.data.translation import BEGIN, END, Pairs, Sentences
 from aida.lab.spec import Precision, RunSpec
 from aida.lab.task import Setting, Task
+from lab_cases import words
 
 
 def setting(
@@ -39,6 +41,23 @@ def setting(
         limit=limit,
     )
     return Setting(spec, torch.device("cpu"))
+
+
+#: Words of the sentences below, those with a meaning of their own among them.
+VOCABULARY = 50
+
+
+def sentences(count: int, seed: int, longest: int = 20) -> Sentences:
+    """Random ones, of different lengths."""
+    torch.manual_seed(seed)
+    lengths = torch.randint(1, longest - 1, (count,)).tolist()
+    rows = [torch.tensor([BEGIN, *words(n, vocabulary=VOCABULARY).tolist(), END]) for n in lengths]
+    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return Sentences(torch.cat(rows).int(), starts)
+
+
+def pairs(count: int, seed: int = 0) -> Pairs:
+    return Pairs(sentences(count, 2 * seed), sentences(count, 2 * seed + 1, longest=17))
 
 
 def sgd(task: Task, lr: float = 0.1) -> dict[str, Optimizer]:

@@ -97,7 +97,7 @@ class TranslationTask:
         self._valid_batches = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
         self._batches: tuple[Tensor, ...] = ()
         self._packed: tuple[int, Tensor] | None = None
-        self._loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = self._summed_loss
+        self._loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._summed_loss
         if spec.compiled:
             self._loss = torch.compile(self._summed_loss, dynamic=False)
 
@@ -124,15 +124,15 @@ class TranslationTask:
         source, target = batch
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        summed = descend(optimizer, self._loss(self._train.source, self._train.target, source, target))
-        return summed / (self._train.target.flatten()[target + 1] != PAD).sum()
+        summed, words = self._loss(source, target)
+        return descend(optimizer, summed) / words
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         for source, target in self._valid_batches:
-            logits, labels = self._predict(self._valid.source, self._valid.target, source, target)
+            logits, labels = self._predict(self._valid, source, target)
             loss = functional.cross_entropy(logits.float(), labels, ignore_index=PAD, reduction="sum")
             right = ((logits.argmax(-1) == labels) & (labels != PAD)).sum()
             sums += torch.stack([loss.double(), right.double()])
@@ -155,18 +155,18 @@ class TranslationTask:
             self._packed = index, self._train.pack(self._batches[index])
         return self._packed[1]
 
-    def _predict(self, sources: Tensor, targets: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(self, corpus: Corpus, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and labels of every place, as ``source`` and ``target`` read them of the two grids."""
         with self._setting.autocast():
-            logits = self.model.logits(
-                sources.flatten()[source], _layout(source, sources), targets.flatten()[target], _layout(target, targets)
-            )
-        return logits.flatten(0, 1), targets.flatten()[target + 1].flatten()
+            logits = self.model.logits(*_read(corpus.source, source), *_read(corpus.target, target))
+        return logits.flatten(0, 1), corpus.target.flatten()[target + 1].flatten()
 
-    def _summed_loss(self, sources: Tensor, targets: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        return smoothed_loss(*self._predict(sources, targets, source, target))
+    def _summed_loss(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and how many words it is the sum over."""
+        logits, labels = self._predict(self._train, source, target)
+        return smoothed_loss(logits, labels), (labels != PAD).sum()
 
 
-def _layout(read: Tensor, grid: Tensor) -> Layout:
-    """Where words stand that are read from these cells of a grid: its rows are sentences."""
-    return Layout(read // grid.size(1), read % grid.size(1))
+def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Layout]:
+    """The words in these cells of a grid, whose rows are sentences."""
+    return grid.flatten()[where], Layout(where // grid.size(1), where % grid.size(1))
