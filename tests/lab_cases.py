@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,13 +13,10 @@ from aida.lab.models.transformer import Transformer
 PAD = 1
 
 
-def one_thread_and_a_seed() -> Iterator[None]:
+def one_thread_and_a_seed() -> None:
     """To be made a fixture: results that repeat, on one of the cores that test workers share."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def words(*shape: int, vocabulary: int) -> Tensor:

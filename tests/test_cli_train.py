@@ -36,10 +36,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AIDA_DATA", str(tmp_path / "no data"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def call(*words: object):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,12 +36,9 @@ pytestmark = pytest.mark.skipif(not cpu.available(), reason="the C kernel was no
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
+def _threads() -> None:
     """One thread unless a test asks for more: on a busy machine the reference waits longer than it computes."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class AidaAtLevel(Aida):

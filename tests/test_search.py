@@ -208,10 +208,8 @@ QUICK = ("--limit", "2", "--epochs", "1", "--repeat-epochs", "1", "--device", "c
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def call(*words: object):
