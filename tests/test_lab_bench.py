@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,16 @@ from aida.cli import app
 from aida.lab.bench import Timing
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+
+
+HOPELESS = """
+from torch.optim import SGD
+
+
+class Hopeless(SGD):
+    def __init__(self, params, lr=1e30):
+        super().__init__(params, 1e30)
+"""
 
 
 def timed(tmp_path: Path, *words: str) -> tuple[str, dict]:
@@ -46,6 +59,19 @@ def test_an_epoch_at_once_is_divided_among_the_runs() -> None:
     assert timing.training == 1.0
     assert timing.epoch == pytest.approx(1.1)
     assert timing.spread == pytest.approx(0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("jobs", "said"), [("1", "the loss is not finite"), ("2", "2 of 2 runs did not end well: div")])
+def test_epochs_of_a_run_that_diverged_are_no_timing(tmp_path: Path, jobs: str, said: str) -> None:
+    (tmp_path / "hopeless.py").write_text(HOPELESS)
+    words = ["--epochs", "1", "--limit", "3", "--optimizer", "hopeless:Hopeless", "--jobs", jobs, "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "aida", "bench", "train", "digits", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_experiment_is_named_with_the_known() -> None:

@@ -69,7 +69,7 @@ def bench_train(
                     timings += found
                 else:
                     timings += [bench.at_once(spec, jobs, epochs, options, status.update) for spec in specs]
-    except (LookupError, SettingError, DataError, ValueError) as error:
+    except (LookupError, SettingError, DataError, ValueError, bench.NotTimed) as error:
         fail(str(error.args[0]) if error.args else str(error))
     text = bench.as_markdown(timings)
     print(text)

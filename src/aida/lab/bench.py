@@ -6,6 +6,7 @@ them. The first epochs, in which code is compiled and graphs are recorded, are n
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,10 @@ class Timing:
         return (third - first) / 2 / middle
 
 
+class NotTimed(Exception):  # noqa: N818 - says what is missing
+    """The epochs do not say how long training takes: a run failed, or computed with NaN."""
+
+
 def side_by_side(
     specs: Sequence[RunSpec], epochs: int, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Timing], dict[str, Any]]:
@@ -90,9 +95,10 @@ def at_once(spec: RunSpec, jobs: int, epochs: int, options: Options, say: Callab
         out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aida-bench-")))
         stop = stack.enter_context(Stop(lambda: None))
         work = Jobs(out, options, jobs).work(specs, lambda event: say(event.text) if event.text else None, stop)
-        failed = [outcome for outcome in work if not outcome.done]
-        if failed:
-            raise RuntimeError(f"{len(failed)} of {jobs} runs at once failed: {failed[0].error}")
+        others = [outcome for outcome in work if outcome.state != "finished"]
+        if others:  # those that were left had the device to fewer than all
+            why = others[0].error or others[0].state
+            raise NotTimed(f"{spec.experiment}, {spec.method}: {len(others)} of {jobs} runs did not end well: {why}")
         # while one still builds and another is done, fewer than all share the device: the middle epochs count
         rows = [row for each in specs for row in read_curve(out / each.key)[WARM_UP:-1]]
     return _timing(spec, jobs, rows)
@@ -131,6 +137,8 @@ def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
 
 
 def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:
+    if not all(math.isfinite(row["loss"]) for row in rows):
+        raise NotTimed(f"{spec.experiment}, {spec.method}: the loss is not finite")
     return Timing(
         spec.experiment,
         spec.method,
