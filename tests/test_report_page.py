@@ -105,6 +105,13 @@ def test_links_lead_to_files_that_are_there(made):
         assert (root / "out" / run["folder"] / "spec.json").exists()
 
 
+def test_tables_open_where_there_is_something_to_see(made):
+    parts = re.findall(r"<details( open)?>\s*<summary><h3>([^<]+)</h3><span class=\"soft\">([^<]+)", made[2])
+    assert {bool(opened) for opened, *_ in parts} == {True, False}
+    for opened, title, about in parts:
+        assert bool(opened) == ("no runs" not in about), title
+
+
 def test_what_a_run_says_is_text_and_nothing_else(made):
     page = Page(made[2])
     assert "alert(1)" not in page.texts["script"].replace("\\u003cscript>alert(1)\\u003c/script>", "")
