@@ -137,7 +137,9 @@ def write_showcase(root: Path) -> None:
             for seed in range(3):
                 wanted = spec(method, seed, experiment=name, epochs=40)
                 values = learning_curve(top - (apart if lower else -apart), 40, wanted.key, lower=lower)
-                write_run(root, wanted, values, metric=metric, seconds=5 + 0.4 * number + 0.1 * seed)
+                dead = (name, method, seed) == ("digits", "sgd", 2)  # one seed of three that learned nothing
+                losses = [2.303] * 40 if dead else None
+                write_run(root, wanted, values, metric=metric, seconds=5 + 0.4 * number + 0.1 * seed, losses=losses)
     for eps in (1e-2, 1e-4, 1e-6):
         for epochs in (40, 10):
             wanted = spec("adam", 0, {"eps": eps}, epochs=epochs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -88,6 +89,14 @@ def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):
         assert (tmp_path / "out" / name).stat().st_size > 5000
         assert name in found.output
     assert "Aida" in found.output
+
+
+def test_stepsizes_of_a_run_that_diverged_are_shown(run, tmp_path):
+    text = re.sub(r'"spread": [0-9.e+-]+', '"spread": null', (run / "stepsizes.jsonl").read_text())
+    (tmp_path / "a.jsonl").write_text(text)
+    found = call("stepsizes", tmp_path / "a.jsonl", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "inf" in found.output
 
 
 def test_a_missing_run_gets_the_runs_that_are_there(run, tmp_path, monkeypatch):

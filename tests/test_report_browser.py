@@ -118,6 +118,15 @@ def test_a_panel_shows_other_views(browser, view, axis):
     assert lines(browser)
 
 
+def test_a_band_that_reaches_below_a_log_axis_ends_at_its_foot(browser):
+    see(browser, "#others .panel")
+    browser.until("document.querySelectorAll('#others .panel [data-series]').length")
+    browser.run("document.querySelector('#others .panel [data-view=loss]').click()")
+    drawn = browser.run("[...document.querySelectorAll('#others .panel svg path')].map(p => p.getAttribute('d'))")
+    assert len(drawn) > 10
+    assert not [path for path in drawn if "NaN" in path]
+
+
 def test_a_chart_is_zoomed_by_the_pointer_and_the_keys(browser):
     with_chart(browser)
     whole = ticks(browser)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import aida
 from aida.cli import app
 from aida.lab.experiments import experiments
+from aida.lab.spec import Metric
 from aida.report import naming, plots, tables
 from aida.report.build import read, write
 from aida.report.payload import payload, thinned
@@ -24,6 +25,7 @@ from report_fixture import (
     EXPERIMENTS,
     SHOWN,
     begin_run,
+    experiment,
     learning_curve,
     spec,
     write_run,
@@ -156,6 +158,20 @@ def test_curves_on_the_page_are_those_of_the_runs(made):
             assert run["metric"] == pytest.approx([known[epoch][key] for epoch in epochs], rel=1e-4)
 
 
+def test_a_seed_with_a_probe_beside_one_without_counts_once_and_shows_its_stepsizes(tmp_path):
+    runs = tmp_path / "runs"
+    for seed in range(3):
+        write_run(runs, spec("aida-k2", seed), [90.0 + seed] * 4)
+    again = write_run(runs, spec("aida-k2", 0, probe_every=10), [90.0] * 4)
+    write_stepsizes(again, "aida")
+    study = read([runs], declared=EXPERIMENTS)
+    data = payload(study, tmp_path)
+    (found,) = data["configurations"].values()
+    assert [data["runs"][index]["counts"] for index in found["runs"]] == [True, True, True, False]
+    names = [path.name for path in write(study, tmp_path / "out").files]
+    assert "all.png" in names
+
+
 def test_unfinished_and_damaged_runs_are_on_the_page(made):
     text = made[2]
     for word in ("0123456789abcdef", "stopped", "failed", "spec.json is damaged", "holds no stepsize record"):
@@ -263,6 +279,17 @@ def test_the_profile_by_hand(tmp_path):
     assert [found.share("adam", gap) for gap in (0.0, 0.19, 0.21)] == [0.5, 0.5, 1.0]
     assert found.share("sgd", 100.0) == 0.5
     assert cost(75.0, EXPERIMENTS["digits"].metrics["default"]) == 25.0
+
+
+def test_a_method_without_any_merit_is_within_no_gap(tmp_path):
+    bleu = Metric("bleu", "BLEU", "higher")
+    declared = {name: experiment(name, "", bleu) for name in ("one", "two")}
+    for name in declared:
+        for method, value in (("aida-k2", 20.0), ("adam", 0.0)):
+            write_run(tmp_path, spec(method, 0, experiment=name), [value] * 4, metric=bleu)
+    found = profile(read([tmp_path], declared=declared).comparable)
+    assert found.gaps == {"aida-k2": (0.0, 0.0), "adam": ()}
+    assert found.share("adam", 1e9) == 0.0
 
 
 def test_one_task_makes_no_profile(tmp_path):

@@ -201,6 +201,51 @@ def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
     assert ["diverged", "loss is NaN"] in [[row[1].text, row[6].text] for row in trouble(study).rows]
 
 
+def diverge(runs, wanted):
+    folder = begin_run(runs, wanted, [10.0])
+    write_result(folder, state="diverged", reason="loss is NaN", metric="accuracy", better="higher", best=10.0,
+                 best_epoch=1, last=None, epochs=1, steps=10, values={})  # fmt: skip
+
+
+def test_the_survivors_of_diverged_seeds_are_not_tested_and_lead_nothing(tmp_path):
+    runs = tmp_path / "runs"
+    for seed, value in enumerate((93.0, 93.1, 93.05)):
+        write_run(runs, spec("adabelief", seed), curve(value))
+        write_run(runs, spec("aida-k2", seed), curve(VALUES["aida-k2"][seed]))
+    assert cell_of(study_of(runs), "adabelief").leads == {"best", "last"}
+    diverge(runs, spec("adabelief", 3))
+    study = study_of(runs)
+    found = cell_of(study, "adabelief")
+    assert found.against_reference["best"].p is None
+    assert "seeds diverged, no test" in formats.markdown(tables.comparison(column_of(study)))
+    assert not any(cell.leads for cell in column_of(study).cells)
+    assert "93.05 ± 0.05, n=3, 1 diverged" in formats.markdown(tables.overview(study.paper[1]))
+    (row,) = [row for row in glance(study).rows if row[0].text == "vgg11 on cifar10"]
+    assert "AdaBelief" in row[4].note, "not told apart"
+
+
+def test_a_reference_with_diverged_seeds_is_compared_with_nothing(runs):
+    diverge(runs, spec("aida-k2", 3))
+    study = study_of(runs)
+    assert all(found.p is None for cell in column_of(study).cells for found in cell.against_reference.values())
+    assert any("n=3, 1 diverged" in field.text for row in glance(study).rows for field in row)
+
+
+def test_of_two_configurations_the_one_whose_seeds_diverged_stands_behind(runs):
+    for seed in range(3):
+        write_run(runs, spec("adam", seed, {"eps": 1e-4}), curve(95.0))
+    assert cell_of(study_of(runs), "adam").chosen.hyper["eps"] == 1e-4
+    diverge(runs, spec("adam", 3, {"eps": 1e-4}))
+    assert cell_of(study_of(runs), "adam").chosen.hyper["eps"] == 1e-8
+
+
+def test_a_configuration_tried_in_several_shortened_ways_was_tried_once(runs):
+    for epochs in (1, 2, 3):
+        for eps in (1e-3, 1e-4):
+            write_run(runs, spec("adam", 0, {"eps": eps}, epochs=epochs), [80.0] * epochs)
+    assert cell_of(study_of(runs), "adam").elsewhere == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -254,6 +299,20 @@ def test_the_papers_figures_stand_beside_their_variant_alone(tmp_path):
     (table,) = study_of(tmp_path, declared={"wgan": declared}).paper
     assert [each.title for each in table.columns] == ["wgan, inception", "wgan"]
     assert table.columns[0].cell("aida-k2").against_paper.difference == pytest.approx(8.0 - 55.7)
+
+
+def test_a_published_best_is_compared_with_our_best_run(tmp_path):
+    metric = Metric("fid", "FID", "lower")
+    paper = {"aida-k2": PaperFigure(55.7, best=True)}
+    declared = {"wgan": experiment("wgan", "IV", metric, paper=paper)}
+    for seed, value in enumerate((55.7, 60.0, 64.0)):
+        write_run(tmp_path, spec("aida-k2", seed, experiment="wgan"), [90.0, 80.0, 70.0, value], metric=metric)
+    study = study_of(tmp_path, declared=declared)
+    found = cell_of(study, "aida-k2", "wgan").against_paper
+    assert (found.difference, found.p) == (pytest.approx(0.0), None)
+    assert {"the best of all runs", "our best run minus the paper's"} <= {
+        head.note for head in tables.comparison(column_of(study, "wgan")).heads
+    }
 
 
 # --- what is amiss ---

@@ -44,6 +44,12 @@ def test_records_come_back_as_they_were(records, tmp_path):
     assert log.method == "Aida"
 
 
+def test_a_spread_without_end_comes_back(records, tmp_path):
+    (across,) = [dataclasses.replace(r, spread=math.inf) for r in records if isinstance(r, AcrossLayers)][:1]
+    write(tmp_path / "a.jsonl", [*(r for r in records if not isinstance(r, AcrossLayers)), across])
+    assert read_jsonl(tmp_path / "a.jsonl").across == (across,)
+
+
 def test_a_line_holds_a_layer_with_step_method_and_values(records, tmp_path):
     write(tmp_path / "a.jsonl", records)
     line = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])

@@ -242,8 +242,15 @@ def _summarise(found: Sequence[Findings]) -> None:
 
     plan = found[0].plan
     experiment = plan.order.experiment
-    comparable = plan.base.variant == (experiment.paper_variant or experiment.variants[0])
-    drawn = table(experiment.title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
+    repetition = plan.repetition(plan.base, 0)
+    whole = (repetition.epochs, repetition.batch, repetition.limit) == (experiment.epochs, experiment.batch, None)
+    comparable = whole and plan.base.variant == (experiment.paper_variant or experiment.variants[0])
+    title = experiment.title if whole else f"{experiment.title}, {repetition.epochs} of {experiment.epochs} epochs"
+    if repetition.limit is not None:
+        title += f" of at most {repetition.limit} batches"
+    if any(each.plan.shortened for each in found):
+        title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
+    drawn = table(title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
     for each in found:
         best, figure = each.spread("best"), experiment.paper.get(each.plan.method)
         drawn.add_row(

@@ -49,6 +49,8 @@ class PaperFigure:
     mean: float
     std: float | None = None
     seconds: float | None = None
+    #: The best of all configurations and repetitions instead of a mean.
+    best: bool = False
 
 
 @dataclass(frozen=True)

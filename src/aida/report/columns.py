@@ -6,7 +6,7 @@ reference method, corrected over the column; nothing leads a column without havi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aida.lab.spec import Experiment, Metric, PaperFigure
@@ -38,6 +38,11 @@ class Cell:
 
     def summary(self, measure: Measure) -> Summary | None:
         return self.chosen.summary(measure) if self.chosen else None
+
+    def best_run(self, metric: Metric) -> tuple[float, Configuration]:
+        """The best number of all seeds and configurations, and whose it is; for a method with a finished run."""
+        found = [(run.best, each) for each in self.configurations for run in each.counted if run.best is not None]
+        return (max if metric.better == "higher" else min)(found, key=lambda one: one[0])
 
     @property
     def diverged(self) -> int:
@@ -156,16 +161,17 @@ def paper_variant(experiment: Experiment) -> str:
 def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
     against: dict[str, dict[Measure, Comparison]] = {cell.method: {} for cell in cells}
     leaders: dict[Measure, str] = {}
+    survivors = {cell.method for cell in cells if cell.chosen and cell.chosen.diverged}
     for measure in MEASURES:
         values = {cell.method: cell.chosen.by_seed(measure) for cell in cells if cell.chosen}
-        for method, comparison in _family(reference, values).items():
+        for method, comparison in _family(reference, values, survivors).items():
             against[method][measure] = comparison
-        if leader := _leader(values, metric):
+        if leader := _leader(values, metric, survivors):
             leaders[measure] = leader
     return tuple(
         replace(
             cell,
-            against_paper=_against_paper(cell),
+            against_paper=_against_paper(cell, metric),
             against_reference=against[cell.method],
             leads=frozenset(measure for measure, leader in leaders.items() if leader == cell.method),
         )
@@ -173,25 +179,46 @@ def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell
     )
 
 
-def _family(reference: str, values: Mapping[str, Mapping[int, float]]) -> dict[str, Comparison]:
-    """Every other method against the reference, corrected together."""
+def _family(
+    reference: str, values: Mapping[str, Mapping[int, float]], survivors: Collection[str]
+) -> dict[str, Comparison]:
+    """Every other method against the reference, corrected together; those with diverged seeds are not tested."""
     if reference not in values:
         return {}
-    others = {method: compare(found, values[reference]) for method, found in values.items() if method != reference}
+    others = {}
+    for method, found in values.items():
+        if method != reference:
+            comparison = compare(found, values[reference])
+            untested = method in survivors or reference in survivors
+            others[method] = _untested(comparison.difference) if untested else comparison
     return holm(others)
 
 
-def _leader(values: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
-    """The method with the best mean, if it differs significantly from every other; None too where it is alone."""
-    if len(values) < 2:
+def _untested(difference: float) -> Comparison:
+    # the seeds that are left were selected by the very thing that is compared
+    return Comparison(difference, reason="seeds diverged, no test")
+
+
+def _leader(values: Mapping[str, Mapping[int, float]], metric: Metric, survivors: Collection[str]) -> str | None:
+    """The method with the best mean, if it differs significantly from every other; None too where it is alone.
+
+    One with diverged seeds leads nothing, and is no rival to one without whose mean is better.
+    """
+    if not values:
         return None
     means = {method: sum(found.values()) / len(found) for method, found in values.items()}
     first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
-    return first if all(each.significant for each in _family(first, values).values()) else None
+    whole = {method: found for method, found in values.items() if method not in survivors}
+    rivals = _family(first, whole, ())
+    return first if rivals and all(each.significant for each in rivals.values()) else None
 
 
-def _against_paper(cell: Cell) -> Comparison | None:
+def _against_paper(cell: Cell, metric: Metric) -> Comparison | None:
     ours = cell.summary("best")
-    if ours is None or cell.paper is None:
+    if ours is None or cell.chosen is None or cell.paper is None:
         return None
+    if cell.paper.best:
+        return Comparison(cell.best_run(metric)[0] - cell.paper.mean, reason="best of all runs, no test")
+    if cell.chosen.diverged:
+        return _untested(ours.mean - cell.paper.mean)
     return against_published(ours, cell.paper.mean, cell.paper.std)

@@ -121,16 +121,16 @@ def configurations(runs: Iterable[Run]) -> list[Configuration]:
 
 
 def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration]:
-    """The best first: most finished seeds, then the better mean at the best epoch.
+    """The best first: most finished seeds, then fewest diverged ones, then the better mean at the best epoch.
 
     Seeds come first so that a configuration measured again and again is not displaced by one lucky run of
-    another, and so that one with seeds that diverged stands behind one without.
+    another; diverged ones before the mean, which is that of the survivors.
     """
     sign = -1.0 if metric.better == "higher" else 1.0
 
-    def rank(each: Configuration) -> tuple[int, float, str]:
+    def rank(each: Configuration) -> tuple[int, int, float, str]:
         summary = each.summary("best")
-        return (-summary.n, sign * summary.mean, each.id) if summary else (0, 0.0, each.id)
+        return (-summary.n, each.diverged, sign * summary.mean, each.id) if summary else (0, 0, 0.0, each.id)
 
     return sorted(found, key=rank)
 

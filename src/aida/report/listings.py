@@ -10,7 +10,7 @@ from aida.report.grids import Field, Grid, Head, absent, grid
 from aida.report.naming import title
 from aida.report.statistics import LEVEL
 from aida.report.study import Study
-from aida.report.tables import NO_RUNS, column_digits, why_empty
+from aida.report.tables import NO_RUNS, column_digits, seeds, why_empty
 
 _STATES = {
     "diverged": "ended without a usable loss",
@@ -83,7 +83,7 @@ def _standing(column: Column) -> list[Field]:
     if own is None or own.chosen is None or found is None:
         row.append(absent(why_empty(own) if own else NO_RUNS))
     else:
-        text = f"{words.spread(found, digits)}, n={found.n}"
+        text = f"{words.spread(found, digits)}, {seeds(own.chosen)}"
         row.append(Field(text, found.mean, "best" in own.leads, own.chosen.id))
     if own and own.paper:
         std = f" ± {own.paper.std:.{digits}f}" if own.paper.std is not None else ""

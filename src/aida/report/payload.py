@@ -35,7 +35,8 @@ def payload(study: Study, out: Path) -> dict[str, Any]:
         epochs = thinned(column.protocol.epochs if column.protocol else 1, points)
         for each in column.configurations:
             configurations[each.id] = {"column": index, **_configuration(each, len(runs))}
-            runs += [_run(run, epochs, out) for run in (*each.runs, *each.repeats)]
+            runs += [_run(run, epochs, out, run.counts) for run in each.runs]
+            runs += [_run(run, epochs, out, False) for run in each.repeats]  # a seed counts once
         columns.append(_column(column, epochs))
     found = profile(study.comparable)
     return {
@@ -92,7 +93,7 @@ def _configuration(each: Configuration, first: int) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, epochs: Sequence[int], out: Path) -> dict[str, Any]:
+def _run(run: Run, epochs: Sequence[int], out: Path, counts: bool) -> dict[str, Any]:
     where = {epoch: index for index, epoch in enumerate(run.curve.epochs)}
     places = [where[epoch] for epoch in epochs if epoch in where]
     return {
@@ -100,7 +101,7 @@ def _run(run: Run, epochs: Sequence[int], out: Path) -> dict[str, Any]:
         "seed": run.spec.seed,
         "probe": run.spec.probe_every,
         "state": run.state,
-        "counts": run.counts,
+        "counts": counts,
         "best": run.best,
         "bestEpoch": run.best_epoch,
         "last": run.last,

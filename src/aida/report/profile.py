@@ -8,6 +8,7 @@ within it; a task where it has no runs counts as never.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,11 +45,11 @@ def profile(columns: Sequence[Column]) -> Profile | None:
         means = {cell.method: found.mean for cell in column.cells if (found := cell.summary("best"))}
         costs = {method: cost(mean, column.metric) for method, mean in means.items()}
         lowest = min(costs.values(), default=0.0)
-        if len(costs) < 2 or lowest <= 0:  # nothing is a multiple of a perfect score
+        if len(costs) < 2 or not 0 < lowest < math.inf:  # nothing is a multiple of a perfect score, or of none
             continue
         tasks.append(column.id)
         for method, value in costs.items():
-            gaps.setdefault(method, []).append(value / lowest - 1)
+            gaps.setdefault(method, []).extend([value / lowest - 1] if value < math.inf else [])
     if len(tasks) < 2:
         return None
     return Profile(tuple(tasks), {method: tuple(sorted(gaps[method])) for method in ordered(gaps)})
@@ -58,4 +59,6 @@ def cost(mean: float, metric: Metric) -> float:
     """What is left to be desired: positive, lower is better, and a ratio of two of them means something."""
     if metric.better == "lower":
         return mean
-    return 100 - mean if metric.key.endswith("accuracy") else 1 / mean
+    if metric.key.endswith("accuracy"):
+        return 100 - mean
+    return 1 / mean if mean > 0 else math.inf

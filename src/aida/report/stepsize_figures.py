@@ -40,7 +40,7 @@ def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
 def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
     logs: list[StepsizeLog] = []
     for cell in column.cells:
-        for run in _measured(run for each in cell.configurations for run in each.runs):
+        for run in _measured(run for each in cell.configurations for run in (*each.runs, *each.repeats)):
             log = _read(run, problems)
             if log is not None:
                 logs.append(log)

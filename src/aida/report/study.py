@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -165,13 +166,14 @@ def _tried_elsewhere(
     protocol: Protocol, groups: Mapping[Protocol, Sequence[Configuration]], experiment: Experiment | None
 ) -> dict[str, int]:
     """Configurations of each method in shortened columns of the same experiment and variant."""
-    found: dict[str, int] = {}
+    found: dict[str, set[str]] = {}
     for other, members in groups.items():
         same = (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
         if same and other != protocol and other.departures(experiment):
             for each in members:
-                found[each.method] = found.get(each.method, 0) + bool(each.counted or each.diverged)
-    return found
+                if each.counted or each.diverged:
+                    found.setdefault(each.method, set()).add(json.dumps(dict(each.hyper), sort_keys=True))
+    return {method: len(tried) for method, tried in found.items()}
 
 
 def _distinction(protocol: Protocol, experiment: Experiment | None, groups: Iterable[Protocol]) -> str:

@@ -21,6 +21,7 @@ def comparison(column: Column) -> Grid:
     reference = title(column.reference)
     measured = any(cell.chosen for cell in column.cells)
     with_paper = any(cell.paper for cell in column.cells)
+    best_alone = any(cell.paper.best for cell in column.cells if cell.paper)
     heads = [
         Head("method", numeric=False),
         Head(
@@ -37,8 +38,8 @@ def comparison(column: Column) -> Grid:
     ]
     if with_paper:
         heads += [
-            Head("paper", "mean ± std of three repetitions"),
-            Head("ours − paper", "at the best epoch"),
+            Head("paper", "the best of all runs" if best_alone else "mean ± std of three repetitions"),
+            Head("ours − paper", "our best run minus the paper's" if best_alone else "at the best epoch"),
             Head("p, paper", "Welch's test against the paper's mean and std, uncorrected"),
         ]
     heads += [
@@ -160,8 +161,13 @@ def _overview_field(cell: Cell, column: Column) -> Field:
     best = cell.summary("best")
     if cell.chosen is None or best is None:
         return Field(why_empty(cell), note=paper, faint=True)
-    text = f"{words.spread(best, digits)}, n={best.n}"
+    text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
+
+
+def seeds(chosen: Configuration) -> str:
+    """How many seeds a mean is of, and how many it leaves out because they diverged."""
+    return f"n={len(chosen.counted)}" + (f", {chosen.diverged} diverged" if chosen.diverged else "")
 
 
 def _mean(cell: Cell, measure: Measure, digits: int) -> Field:
@@ -177,9 +183,8 @@ def _mean_epoch(chosen: Configuration) -> str:
 
 
 def _best_run(cell: Cell, column: Column, digits: int) -> Field:
-    found = [(run.best, each.id) for each in cell.configurations for run in each.counted if run.best is not None]
-    value, where = (max if column.metric.better == "higher" else min)(found)
-    return Field(words.number(value, digits), value, opens=where)
+    value, configuration = cell.best_run(column.metric)
+    return Field(words.number(value, digits), value, opens=configuration.id)
 
 
 def _seconds(cell: Cell) -> Field:

@@ -140,6 +140,8 @@ def _jsonable(value: Any) -> Any:
 
 def _record(fields: dict[str, Any]) -> Record:
     if "layer" not in fields:
+        if fields["spread"] is None:
+            fields["spread"] = math.inf
         return AcrossLayers(**fields)
     for name in _TUPLES:
         fields[name] = _tupled(fields[name])

@@ -13,7 +13,7 @@ from aida.lab.task import Setting, Task
 
 _NOTES = (
     "What the paper calls validation is the test set, and it does not say whether the best or the last epoch "
-    "counts: both are recorded. Weight decay is on every parameter."
+    "counts: both are recorded. Weight decay is on every parameter; Fromage has none."
 )
 
 

@@ -139,6 +139,9 @@ class Chart {
   px(x) { return this.box.x + ((SCALES[this.axes.x.kind].to(x) - this.view.x0) / (this.view.x1 - this.view.x0)) * this.box.w; }
   py(y) { return this.box.y + (1 - (SCALES[this.axes.y.kind].to(y) - this.view.y0) / (this.view.y1 - this.view.y0)) * this.box.h; }
 
+  // A log axis has no place for what is not positive: below all that is shown.
+  pyLow(low) { return Number.isFinite(SCALES[this.axes.y.kind].to(low)) ? this.py(low) : this.box.y + this.box.h + 8; }
+
   drawAxes() {
     const { x, y, w, h } = this.box, view = this.view, bottom = y + h;
     for (const [unit, text] of ticks(this.axes.x.kind, view.x0, view.x1, Math.max(2, w / 85), this.axes.x.integer)) {
@@ -171,7 +174,7 @@ class Chart {
       const banded = points.filter((p) => p.low !== undefined && p.high !== undefined);
       if (series.kind === "line" && !series.marked && banded.length > 1) {
         const up = banded.map((p) => `${this.px(p.x)},${this.py(p.high)}`);
-        const down = banded.map((p) => `${this.px(p.x)},${this.py(p.low)}`).reverse();
+        const down = banded.map((p) => `${this.px(p.x)},${this.pyLow(p.low)}`).reverse();
         draw("path", { d: `M${[...up, ...down].join("L")}Z`, fill: stroke, "fill-opacity": 0.14 }, group);
       }
       let path = "";
@@ -184,7 +187,7 @@ class Chart {
     if (series.kind === "points" || series.marked || points.length < 3) {
       for (const p of points) {
         const x = this.px(p.x), y = this.py(p.y), thin = { stroke, "stroke-width": 1 };
-        if (p.high !== undefined) draw("line", { x1: x, x2: x, y1: this.py(p.low), y2: this.py(p.high), ...thin }, group);
+        if (p.high !== undefined) draw("line", { x1: x, x2: x, y1: this.pyLow(p.low), y2: this.py(p.high), ...thin }, group);
         if (p.right !== undefined) draw("line", { x1: this.px(p.left), x2: this.px(p.right), y1: y, y2: y, ...thin }, group);
         const fill = series.dash ? "var(--paper)" : stroke;
         const look = { d: marker(series.colour, x, y, p.minor ? 3 : 5), fill, stroke, "stroke-width": 1.5 };
