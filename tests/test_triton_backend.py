@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from aida import Aida
+from aida.backends import Batch, triton
+from aida.backends.device_tables import _launches_dependently
+from aida.backends.triton import Triton
 from paths import INTERPRETED_PATHS
 
 interpreted = pytest.mark.skipif(not INTERPRETED_PATHS, reason="needs TRITON_INTERPRET=1 before Python starts")
@@ -74,6 +77,67 @@ def test_interpreted_kernels_follow_moving_gradients_and_changing_values(
         optimizer = make(groups, eps=1e-12, **options)
         results.append(train(optimizer, params, gradient_sets=gradient_sets, schedule=schedule))
     assert_close(*results, tolerance=1e-12)
+
+
+@interpreted
+def test_interpreted_kernels_count_no_step_that_another_batch_calls_off() -> None:
+    a, b = torch.zeros(4, requires_grad=True), torch.zeros(4, dtype=torch.bfloat16, requires_grad=True)
+    groups = [{"params": [a], "nonfinite": "raise"}, {"params": [b], "nonfinite": "skip"}]
+    optimizer = INTERPRETED_PATHS[0].make(groups)
+    a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+    optimizer.step()
+    a.grad = torch.full_like(a, float("nan"))
+    with pytest.raises(RuntimeError, match=r"0\.0"):
+        optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in (a, b)] == [1, 1]
+
+
+@interpreted
+def test_interpreted_kernels_see_betas_that_change_in_place() -> None:
+    found = []
+    for make in (INTERPRETED_PATHS[0].make, lambda params, **values: Aida(params, **values, **REFERENCE)):
+        p, beta1 = torch.zeros(4, dtype=torch.float64, requires_grad=True), torch.tensor(0.9, dtype=torch.float64)
+        optimizer = make([p], lr=0.1, betas=(beta1, torch.tensor(0.999, dtype=torch.float64)))
+        p.grad = torch.empty_like(p)
+        for t in range(4):
+            p.grad.copy_(torch.tensor([1.0, -2.0, 3.0, 0.5]) / (t + 1))
+            if t == 2:
+                beta1.fill_(0.1)
+            optimizer.step()
+        found.append([p.detach(), optimizer.state[p]["exp_avg"]])
+    assert_close(*found, tolerance=1e-12)
+
+
+def test_tables_are_sent_with_the_parameters_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is recorded on the current device: of another one it would tell nothing of the copy."""
+    order: list[str] = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def __enter__(self) -> None:
+            order.append("device")
+
+        def __exit__(self, *exc: object) -> None: ...
+
+    def prepare(self: Triton, batch: Batch) -> None:
+        order.append("tables")
+        raise StopIteration
+
+    monkeypatch.setattr(triton, "_on", Guard)
+    monkeypatch.setattr(Triton, "_prepare", prepare)
+    with pytest.raises(StopIteration):
+        Triton().reduce(Batch(params=[torch.zeros(1)]))
+    assert order == ["device", "tables"]
+
+
+def test_only_nvidias_devices_launch_dependently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    cuda = torch.device("cuda")
+    assert _launches_dependently(cuda)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not _launches_dependently(cuda)
+    assert not _launches_dependently(torch.device("cpu"))
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------

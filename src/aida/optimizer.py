@@ -201,6 +201,9 @@ class Aida(Optimizer):
         work = list(zip(backends, batches.values(), strict=True))
 
         # reduce
+        raises = any(batch.traits.raises for _, batch in work)
+        for _, batch in work:
+            batch.may_be_called_off = raises
         norms = [backend.reduce(batch) for backend, batch in work]
         self._raise_if_asked(work)
         totals = _sum_over_devices(norms)
@@ -282,6 +285,12 @@ class Aida(Optimizer):
             known = state[p]
             if len(known) < len(LAYOUT.keys):
                 _init_state(known, p)
+            misfit = _misfit(p, grad, known)
+            if misfit:
+                raise RuntimeError(
+                    f"{self._label(p)} is {_in_words(p)}, but its {misfit}. Change a model's dtype, size or device "
+                    "before its first step, or build a new optimizer afterwards and load the state of this one"
+                )
             params.append(p)
             grads.append(grad)
             exp_avgs.append(known["exp_avg"])
@@ -367,6 +376,27 @@ def _init_state(state: dict[str, Any], p: Tensor) -> None:
     state.setdefault("exp_avg", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
     state.setdefault("exp_avg_var", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
     state.setdefault("skipped", torch.zeros((), dtype=torch.float32, device=p.device))
+
+
+def _misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
+    """Which of a parameter's tensors does not lie beside it element by element: fused paths read bare addresses."""
+    moments, counts = STATE_DTYPES.get(p.dtype), torch.float32
+    for name, dtype, shape in (
+        ("exp_avg", moments, p.shape),
+        ("exp_avg_var", moments, p.shape),
+        ("step", counts, torch.Size()),
+        ("skipped", counts, torch.Size()),
+    ):
+        kept = state[name]
+        if kept.dtype != dtype or kept.shape != shape or kept.device != p.device:
+            return f"{name} is {_in_words(kept)}"
+    if grad.shape != p.shape or grad.device != p.device:
+        return f"gradient is {_in_words(grad)}"
+    return ""
+
+
+def _in_words(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"
 
 
 def _view_as_real(batch: Batch) -> None:

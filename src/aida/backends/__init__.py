@@ -27,7 +27,7 @@ class Traits(NamedTuple):
     clips: bool
     raises: bool
     has_l2: bool
-    has_host_lr: bool  #: a tensor lr in host memory, which may change in place
+    has_host_tensors: bool  #: a tensor lr in host memory, or tensor betas, which may change in place
 
 
 @dataclass(slots=True)
@@ -48,6 +48,8 @@ class Batch:
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
     #: Whether every gradient is known to have its parameter's strides.
     grads_lie_alike: bool = False
+    #: Whether the step may be called off between the phases, by this batch or another.
+    may_be_called_off: bool = False
     #: Set by torch.amp.GradScaler: gradients are this many times too large / some of them overflowed.
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
@@ -70,7 +72,10 @@ class Batch:
                 clips=any(hyper.clip_norm is not None for hyper in hypers),
                 raises=any(hyper.nonfinite == "raise" for hyper in hypers),
                 has_l2=any(hyper.l2 != 0 for hyper in hypers),
-                has_host_lr=any(isinstance(hyper.lr, Tensor) and hyper.lr.device.type == "cpu" for hyper in hypers),
+                has_host_tensors=any(
+                    hyper.has_tensor_betas or (isinstance(hyper.lr, Tensor) and hyper.lr.device.type == "cpu")
+                    for hyper in hypers
+                ),
             )
             self._traits = (self.runs, traits)
         return self._traits[1]

@@ -115,8 +115,13 @@ def make_layout(sizes: list[int], reduce_chunk: int, apply_chunk: int, device: t
         sums=torch.zeros(6, count, dtype=torch.float64, device=device),
         squared=torch.zeros(count, dtype=torch.float64, device=device),
         norm=torch.zeros((), dtype=torch.float64, device=device),
-        pdl=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
+        pdl=_launches_dependently(device),
     )
+
+
+def _launches_dependently(device: torch.device) -> bool:
+    # ROCm devices are called cuda too, and number their generations otherwise
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _chunk_map(sizes: list[int], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, int]:

@@ -38,11 +38,11 @@ CLIP_GUARD = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _pointer(addresses, row, tensors, tensor, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    address = tl.load(addresses + row * tensors + tensor)
+def _pointer(addresses, row, tensors, tensor, dtype: tl.constexpr, ALIGNED: tl.constexpr, CACHE: tl.constexpr):
+    pointer = tl.load(addresses + row * tensors + tensor, cache_modifier=CACHE).to(tl.pointer_type(dtype))
     if ALIGNED:  # lets the compiler use 16-byte accesses; checked on the host
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(dtype))
+        pointer = tl.multiple_of(pointer, 16)  # of the number, before it is a pointer, the compiler would forget it
+    return pointer
 
 
 @triton.jit
@@ -55,11 +55,11 @@ def _grad_scale(amp_scale, values, HAS_AMP: tl.constexpr):
 
 
 @triton.jit
-def _tile(pointer, offsets, left, MASKED: tl.constexpr):
+def _tile(pointer, offsets, left, MASKED: tl.constexpr, CACHE: tl.constexpr):
     # no mask over whole chunks: a mask the compiler knows nothing about would split the 16-byte loads
     if MASKED:
-        return tl.load(pointer + offsets, mask=offsets < left, other=0)
-    return tl.load(pointer + offsets)
+        return tl.load(pointer + offsets, mask=offsets < left, other=0, cache_modifier=CACHE)
+    return tl.load(pointer + offsets, cache_modifier=CACHE)
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _reduce_tile(
         tl.store(partial + chunks + chunk, tl.sum(m64 * g64))
         tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
         if HAS_L2:
-            p64 = _tile(p, offsets, left, MASKED).to(tl.float64)
+            p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
             tl.store(partial + 3 * chunks + chunk, tl.sum(m64 * p64))
             tl.store(partial + 4 * chunks + chunk, tl.sum(g64 * p64))
             tl.store(partial + 5 * chunks + chunk, tl.sum(p64 * p64))
@@ -100,7 +100,7 @@ def _reduce_tile(
         if HAS_L2:
             l2 = tl.load(values + L2)
             if l2 != 0:  # groups without decay share the launch: their parameters need not be read
-                g1 += l2.to(state) * _tile(p, offsets, left, MASKED).to(state)
+                g1 += l2.to(state) * _tile(p, offsets, left, MASKED, "").to(state)
         beta1 = tl.load(values + BETA1)
         m1 = beta1.to(state) * m0 + (1 - beta1).to(state) * g1
         tl.store(partial + chunk, tl.sum(m1 * g1))
@@ -206,9 +206,9 @@ def reduce_kernel(
     left = tl.load(sizes + tensor) - start
     run = tl.load(run_of + tensor)
     mine = values + run * VALUES
-    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED) + start
-    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED) + start
-    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED) + start
+    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED, "") + start
+    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED, "") + start
+    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED, "") + start
     if left >= CHUNK:
         _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, False)
     else:
@@ -306,15 +306,15 @@ def coefficients_kernel(
 @triton.jit
 def _apply_tile(
     p, g, m, v, values, row, left,
-    HAS_L2: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+    HAS_L2: tl.constexpr, PDL: tl.constexpr, CACHE: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.arange(0, CHUNK)
     state = m.dtype.element_ty
     # all loads before the first use, so that they are in flight together
-    g1 = _tile(g, offsets, left, MASKED).to(state)
-    m1 = _tile(m, offsets, left, MASKED)
-    p1 = _tile(p, offsets, left, MASKED).to(state)
-    v1 = _tile(v, offsets, left, MASKED)
+    g1 = _tile(g, offsets, left, MASKED, CACHE).to(state)
+    m1 = _tile(m, offsets, left, MASKED, CACHE)
+    p1 = _tile(p, offsets, left, MASKED, CACHE).to(state)
+    v1 = _tile(v, offsets, left, MASKED, CACHE)
     if PDL:
         gdc_wait()  # the coefficients are the one thing that the reduction writes
     if tl.load(row + CHANGE) != 0:
@@ -353,18 +353,21 @@ def apply_kernel(
     HAS_L2: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The new moments and parameters of one chunk."""
+    # What is read before gdc_wait was written before the reduction began, and lies in the second-level cache. Nothing
+    # says that this multiprocessor's own cache was emptied since, so it is passed by.
+    CACHE: tl.constexpr = ".cg" if PDL else ""
     # backwards: what the reduction read last is still in cache
     chunk = chunks - 1 - tl.program_id(0)
-    tensor = tl.load(tensor_of + chunk)
+    tensor = tl.load(tensor_of + chunk, cache_modifier=CACHE)
     row = coefficients + tensor * COEFFICIENTS
-    start = (chunk - tl.load(first_chunk + tensor)).to(tl.int64) * CHUNK
-    left = tl.load(sizes + tensor) - start
-    mine = values + tl.load(run_of + tensor) * VALUES
-    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED) + start
-    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED) + start
-    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED) + start
-    v = _pointer(addresses, 3, tensors, tensor, STATE, ALIGNED) + start
+    start = (chunk - tl.load(first_chunk + tensor, cache_modifier=CACHE)).to(tl.int64) * CHUNK
+    left = tl.load(sizes + tensor, cache_modifier=CACHE) - start
+    mine = values + tl.load(run_of + tensor, cache_modifier=CACHE) * VALUES
+    p = _pointer(addresses, 0, tensors, tensor, PARAM, ALIGNED, CACHE) + start
+    g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED, CACHE) + start
+    m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED, CACHE) + start
+    v = _pointer(addresses, 3, tensors, tensor, STATE, ALIGNED, CACHE) + start
     if left >= CHUNK:
-        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CHUNK, False)
+        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CACHE, CHUNK, False)
     else:
-        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CHUNK, True)
+        _apply_tile(p, g, m, v, mine, row, left, HAS_L2, PDL, CACHE, CHUNK, True)

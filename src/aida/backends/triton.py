@@ -65,11 +65,11 @@ class Triton:
     # -- phases ----------------------------------------------------------------------------------
 
     def reduce(self, batch: Batch) -> Tensor | None:
-        layout = self._prepare(batch)
         traits = batch.traits
-        # nothing looks at the sums before they are used: the reduction can make the coefficients itself
-        self._merged = not traits.clips and not traits.raises
-        with _on(batch.device):
+        # nothing looks at the sums before they are used: the reduction can make the coefficients itself, and count
+        self._merged = not traits.clips and not batch.may_be_called_off
+        with _on(batch.device):  # the tables too: what is sent is waited for on the current device's stream
+            layout = self._prepare(batch)
             self._launch("reduce", batch, self._reduce)
             if self._merged:
                 return None
@@ -185,7 +185,7 @@ class Triton:
         moving = self._book.look(batch)
         if spare is not None:
             self._active = self._fill(spare.tables, batch, moving, spare)
-            self._captured.append((self._layout, spare, batch.grads))
+            self._captured.append((self._layout, spare))  # not the gradients, which the graph's own memory holds
         else:
             self._active = self._fill(self._shelved(batch, moving), batch, moving, None)
             if self._spare is None and batch.device.type == "cuda":
@@ -212,7 +212,7 @@ class Triton:
 
     def _fill(self, tables: Tables, batch: Batch, moving: list[int], spare: Spare | None) -> Tables:
         """Send the table if it differs from what the device has."""
-        settled = tables.runs is batch.runs and not batch.traits.has_host_lr
+        settled = tables.runs is batch.runs and not batch.traits.has_host_tensors
         if settled and moving == tables.moving:
             return tables
         count = len(batch)

@@ -1,0 +1,83 @@
+"""A model that changed after steps were taken: refused in words, on every path.
+
+Fused paths walk bare addresses: what does not lie beside its parameter, element by element, they would read and
+write past its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aida import Aida
+from paths import NATIVE_PATHS, Path, over_paths
+
+
+def turn_double(p: Tensor, state: dict[str, Any]) -> None:
+    p.data = p.data.double()
+    p.grad = torch.ones_like(p)
+
+
+def grow(p: Tensor, state: dict[str, Any]) -> None:
+    p.data = torch.zeros(100_000, device=p.device)
+    p.grad = torch.ones_like(p)
+
+
+def grow_and_keep_the_gradient(p: Tensor, state: dict[str, Any]) -> None:
+    p.data = torch.zeros(100_000, device=p.device)
+    for name in ("exp_avg", "exp_avg_var"):
+        state[name] = torch.zeros_like(p)
+
+
+def halve_the_moments(p: Tensor, state: dict[str, Any]) -> None:
+    state["exp_avg_var"] = state["exp_avg_var"].bfloat16()
+
+
+def move_a_moment(p: Tensor, state: dict[str, Any]) -> None:
+    state["exp_avg"] = state["exp_avg"].to("meta")
+
+
+def count_in_integers(p: Tensor, state: dict[str, Any]) -> None:
+    state["step"] = torch.tensor(7)
+
+
+@over_paths(NATIVE_PATHS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (turn_double, r"parameter 0\.0 is float64 of shape \(1000,\).*its exp_avg is float32 of shape \(1000,\)"),
+        (grow, r"is float32 of shape \(100000,\).*its exp_avg is float32 of shape \(1000,\)"),
+        (grow_and_keep_the_gradient, r"its gradient is float32 of shape \(1000,\)"),
+        (halve_the_moments, r"its exp_avg_var is bfloat16"),
+        (move_a_moment, r"its exp_avg is float32 of shape \(1000,\) on meta"),
+        (count_in_integers, r"its step is int64"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_state_that_does_not_fit_is_refused(path: Path, change: Callable[..., None], said: str) -> None:
+    p = torch.zeros(1000, device=path.device, requires_grad=True)
+    optimizer = path.make([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    change(p, optimizer.state[p])
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match=said):
+        optimizer.step()
+    assert torch.equal(p, before)
+
+
+def test_the_way_out_that_the_error_names() -> None:
+    p = torch.zeros(1000, requires_grad=True)
+    optimizer = Aida([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    turn_double(p, {})
+    after = Aida([p])
+    after.load_state_dict(optimizer.state_dict())
+    after.step()
+    assert after.state[p]["exp_avg"].dtype == torch.float64
+    assert after.state[p]["step"] == 2

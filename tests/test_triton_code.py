@@ -1,0 +1,85 @@
+"""What the Triton compiler makes of the kernels for an H100 or H200, read without a GPU.
+
+A hint that the compiler overlooks costs no test its result, only everybody their time; and what the dependent launch
+relies on is an order of instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from aida.backends import kernels  # noqa: E402
+from aida.backends.triton import APPLY_CHUNK, APPLY_WARPS, COLLECT_BLOCK, REDUCE_CHUNK, REDUCE_WARPS  # noqa: E402
+
+#: Types of arguments that are not known when the kernels are compiled.
+TYPES = {
+    **dict.fromkeys(("addresses", "sizes", "lr_addresses", "lr_kinds"), "*i64"),
+    **dict.fromkeys(("run_of", "tensor_of", "first_chunk", "arrivals"), "*i32"),
+    **dict.fromkeys(("tensors", "chunks"), "i32"),
+    **dict.fromkeys(("values", "coefficients"), "*fp64"),
+    "partial": "*fp32",
+}
+
+VECTOR_LOAD = re.compile(r"ld\.global\S*\.v4\.b32")
+VECTOR_STORE = re.compile(r"st\.global\S*\.v4\.b32")
+
+
+@cache
+def compiled(name: str, aligned: bool = True) -> str:
+    """PTX of a kernel as VGG11's training launches it: float32, weight decay as L2."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    f32 = triton.language.float32
+    known: dict[str, Any] = {
+        **dict.fromkeys(("PARAM", "GRAD", "STATE"), f32),
+        **dict.fromkeys(("HAS_L2", "PDL", "MERGED"), True),
+        **dict.fromkeys(("HAS_AMP", "HAS_FOUND_INF", "GRAM"), False),
+        **dict.fromkeys(("amp_scale", "found_inf")),
+        "ALIGNED": aligned,
+        "BLOCK": COLLECT_BLOCK,
+        "CHUNK": REDUCE_CHUNK if name == "reduce_kernel" else APPLY_CHUNK,
+    }
+    kernel = getattr(kernels, name)
+    signature = {arg: TYPES.get(arg, "constexpr") for arg in kernel.arg_names}
+    constants = {(i,): known[arg] for i, arg in enumerate(kernel.arg_names) if arg not in TYPES}
+    options: dict[str, Any] = (
+        {"num_warps": REDUCE_WARPS} if name == "reduce_kernel" else {"num_warps": APPLY_WARPS, "launch_pdl": True}
+    )
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    text: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return text
+
+
+def test_whole_chunks_are_moved_16_bytes_at_a_time() -> None:
+    per_thread = REDUCE_CHUNK // (32 * REDUCE_WARPS) // 4
+    assert len(VECTOR_LOAD.findall(compiled("reduce_kernel"))) == 3 * per_thread, "m, g and p"
+    per_thread = APPLY_CHUNK // (32 * APPLY_WARPS) // 4
+    assert len(VECTOR_LOAD.findall(compiled("apply_kernel"))) == 4 * per_thread, "g, m, p and v"
+    assert len(VECTOR_STORE.findall(compiled("apply_kernel"))) == 3 * per_thread, "p, m and v"
+
+
+@pytest.mark.parametrize("name", ["reduce_kernel", "apply_kernel"])
+def test_tensors_that_lie_anywhere_are_moved_element_by_element(name: str) -> None:
+    assert ".v4." not in compiled(name, aligned=False)
+    assert ".v2." not in compiled(name, aligned=False)
+
+
+def test_what_apply_reads_before_the_reduction_ended_passes_the_first_cache_by() -> None:
+    """That it was emptied since others wrote is promised only behind the wait."""
+    text = compiled("apply_kernel")
+    before, *behind = text.split("griddepcontrol.wait")
+    assert len(behind) == 2, "whole chunks, and a tensor's last"
+    assert "st.global" not in before
+    assert set(re.findall(r"ld\.global\.(?!cg)\S+", before)) == set()
+    # coefficients and values are float64; all 32-bit words are of tensors and maps
+    assert set(re.findall(r"ld\.global\S*", "".join(behind))) == {"ld.global.b64", "ld.global.cg.b32"}
