@@ -69,23 +69,23 @@ def main(root: Path) -> None:
     torch.set_num_threads(1)
     images = {"train": 7 * CLASSES, "val": 4 * CLASSES}
     data = DataSet("tree", "a tree", "", folder="tree", tree=ImageTree(CLASSES, MappingProxyType(images)))
-    with distributed.joined(torch.device("cpu")) as device:
-        assert distributed.world() == 2
-        assert distributed.is_main() == (distributed.rank() == 0)
-        # each its own start: the main process's must win
-        torch.manual_seed(3 + distributed.rank())
-        setting = Setting(spec(), device, data_root=root, workers=0)
-        task = ImageFolders(setting, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
-        model = task.modules["model"]
-        assert isinstance(model, SmallNet)
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        task.begin_epoch(0)
-        said = trained_losses(task, optimizer, range(4))
-        model.filled.fill_(1.0 + distributed.rank())
-        said += task.evaluate(final=True).values()
-        said += [float(model.fc.weight.detach().double().norm()), float(model.filled)]
-        distributed.barrier()
-        print(*said)
+    device = distributed.join(torch.device("cpu"))
+    assert distributed.world() == 2
+    assert distributed.is_main() == (distributed.rank() == 0)
+    # each its own start: the main process's must win
+    torch.manual_seed(3 + distributed.rank())
+    setting = Setting(spec(), device, data_root=root, workers=0)
+    task = ImageFolders(setting, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
+    model = task.modules["model"]
+    assert isinstance(model, SmallNet)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    task.begin_epoch(0)
+    said = trained_losses(task, optimizer, range(4))
+    model.filled.fill_(1.0 + distributed.rank())
+    said += task.evaluate(final=True).values()
+    said += [float(model.fc.weight.detach().double().norm()), float(model.filled)]
+    distributed.barrier()
+    print(*said)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,9 @@ def test_help_explains_itself(command):
         (("resnet18-imagenet", "--variant", "sample"), "imagenet-sample"),
         (("digits", "--optimizer", "adan"), "no optimizer is called 'adan'"),
         (("digits", "--optimizer", "torch.optim:None"), "cannot be imported"),
+        (("digits", "--optimizer", ".own:Class"), "cannot be imported"),
+        (("digits", "--optimizer", "builtins:object"), "'builtins:object' is no torch.optim.Optimizer"),
+        (("digits", "--set", "maximize=b'x'"), "is no value"),
         (("digits", "--set", "projection=1"), "aida has no hyper-parameter 'projection'; did you mean 'projections'?"),
         (("digits", "--set", "eps=-1"), "aida cannot be built with"),
         (("digits", "--set", "eps"), "--set 'eps' is no NAME=VALUE"),
@@ -243,6 +246,15 @@ def test_a_damaged_run_is_listed_with_what_is_wrong():
     assert found.exit_code == 0
     assert "damaged" in found.output
     assert "result.json is damaged" in found.output
+
+
+def test_a_run_whose_curve_was_lost_is_not_called_done():
+    assert call("train", "digits", *QUICK).exit_code == 0
+    (record,) = records()
+    (record.path / "curve.jsonl").write_text("")
+    found = call("train", "digits", *QUICK)
+    assert found.exit_code == 1
+    assert f"Remove {record.path}, and the same command" in " ".join(found.output.split())
 
 
 def test_ctrl_c_saves_and_the_same_words_go_on(folder):

@@ -74,6 +74,16 @@ def test_epochs_of_a_run_that_diverged_are_no_timing(tmp_path: Path, jobs: str, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--device", "gpu"), "neither cuda nor cpu"), (("--out", "no/such/bench.json"), "there is no folder")],
+)
+def test_words_without_a_meaning_are_refused_before_anything_is_measured(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "train", "digits", *words])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
 def test_an_unknown_experiment_is_named_with_the_known() -> None:
     done = CliRunner().invoke(app, ["bench", "train", "digit"])
     assert done.exit_code == 2

@@ -184,6 +184,17 @@ def test_steps_are_those_of_the_literal_algorithm(root: Path, ruler: list[int]) 
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6, msg=f"{name} {key}")
 
 
+def test_a_generator_that_takes_no_step_has_no_gradients_of_an_earlier_one(root: Path, ruler: list[int]) -> None:
+    task = task_at(root)
+    optimizers = optimizers_of(task)
+    task.begin_epoch(0)
+    generator = task.modules["generator"]
+    walk(task, optimizers, range(1))
+    assert all(p.grad is not None for p in generator.parameters())
+    walk(task, optimizers, range(1, 2))
+    assert all(p.grad is None for p in generator.parameters())
+
+
 def test_one_seed_repeats_and_a_run_goes_on_in_the_middle_of_an_epoch(root: Path, ruler: list[int]) -> None:
     task = task_at(root)
     optimizers = optimizers_of(task)

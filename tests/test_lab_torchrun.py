@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,32 +39,35 @@ def sample(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def torchrun(spec: RunSpec, data: Path, out: Path) -> subprocess.CompletedProcess[str]:
+def torchrun(specs: Sequence[RunSpec], data: Path, out: Path) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = str(Path(__file__).with_name("together.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, script, json.dumps(spec.to_json()), str(data), str(out)]
+    command = [*launcher, script, json.dumps([spec.to_json() for spec in specs]), str(data), str(out)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
-def test_two_processes_train_one_run_and_find_it_done_afterwards(sample: Path, tmp_path: Path) -> None:
-    order = Order(find_experiment("resnet18-imagenet"), epochs=2, variant="sample", limit=1)
-    spec = replace(order.specs()[0], batch=4)
-    first = torchrun(spec, sample, tmp_path / "runs")
+def test_two_processes_train_one_run_after_the_other_and_find_them_done_afterwards(
+    sample: Path, tmp_path: Path
+) -> None:
+    order = Order(find_experiment("resnet18-imagenet"), epochs=2, variant="sample", limit=1, seeds=(0, 1))
+    specs = [replace(spec, batch=4) for spec in order.specs()]
+    first = torchrun(specs, sample, tmp_path / "runs")
     assert first.returncode == 0, first.stderr
-    (record,) = scan(tmp_path / "runs")
-    assert record.state == "finished"
-    assert record.result is not None
-    assert (record.result["epochs"], record.result["steps"]) == (2, 2)
-    sessions = json.loads((record.path / "env.json").read_text())["sessions"]
-    assert [session["processes"] for session in sessions] == [2]
-    again = torchrun(spec, sample, tmp_path / "runs")
+    records = scan(tmp_path / "runs")
+    assert [record.state for record in records] == ["finished", "finished"]
+    for record in records:
+        assert record.result is not None
+        assert (record.result["epochs"], record.result["steps"]) == (2, 2)
+        sessions = json.loads((record.path / "env.json").read_text())["sessions"]
+        assert [session["processes"] for session in sessions] == [2]
+    again = torchrun(specs, sample, tmp_path / "runs")
     assert again.returncode == 0, again.stderr
-    assert len(json.loads((record.path / "env.json").read_text())["sessions"]) == 1
+    assert all(len(json.loads((each.path / "env.json").read_text())["sessions"]) == 1 for each in records)
 
 
 def test_an_experiment_for_one_process_says_so(tmp_path: Path) -> None:
     spec = Order(find_experiment("digits"), epochs=1).specs()[0]
-    done = torchrun(spec, tmp_path, tmp_path / "runs")
+    done = torchrun([spec], tmp_path, tmp_path / "runs")
     assert done.returncode != 0
     assert "digits trains in one process" in done.stdout + done.stderr

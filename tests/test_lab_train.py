@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ from aida.lab.events import Event
 from aida.lab.experiments import experiments, find_experiment
 from aida.lab.options import Options
 from aida.lab.order import Order
-from aida.lab.runs.store import RunFolder, read_curve
+from aida.lab.queue.jobs import Jobs
+from aida.lab.queue.stopping import Stop
+from aida.lab.runs.store import RunFolder, StoreError, read_curve
 from aida.lab.spec import RunSpec
+from aida.lab.tasks.classification import Classification
 from aida.lab.train import Interrupted, run
 from aida.lab.training import Training
 
@@ -143,6 +148,77 @@ def test_a_stopped_run_saves_and_ends_as_it_would_have(tmp_path: Path) -> None:
     one, other = tmp_path / "whole" / spec.key, tmp_path / "stopped" / spec.key
     assert without_seconds(read_curve(one)) == without_seconds(read_curve(other))
     assert (one / "stepsizes.jsonl").read_text() == (other / "stepsizes.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_last_evaluation_of_a_run_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    evaluate = Classification.evaluate
+
+    def interrupted(task: Classification, final: bool) -> Mapping[str, float]:
+        if final:
+            os.kill(os.getpid(), number)
+        return evaluate(task, final)
+
+    monkeypatch.setattr(Classification, "evaluate", interrupted)
+    specs = [digits(epochs=1, seed=seed) for seed in range(2)]
+    with Stop() as stop:
+        ended = [outcome.state for outcome in Jobs(tmp_path, CPU).work(specs, lambda event: None, stop)]
+    assert (ended, stop.signal) == (["finished"], number)
+
+
+def test_a_signal_while_a_run_is_being_opened_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = RunFolder.open
+
+    def interrupted(*words: Any) -> RunFolder:
+        os.kill(os.getpid(), signal.SIGINT)
+        return opened(*words)
+
+    monkeypatch.setattr(RunFolder, "open", interrupted)
+    with Stop() as stop:
+        (outcome,) = Jobs(tmp_path, CPU).work([digits(epochs=1)], lambda event: None, stop)
+    assert outcome.state == "interrupted"
+
+
+def test_going_on_with_another_number_of_threads_is_said(tmp_path: Path) -> None:
+    spec = digits()
+
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(spec, tmp_path, CPU, stop)
+    heard: list[Event] = []
+    run(spec, tmp_path, replace(CPU, threads=2), heard.append)
+    assert [event.text for event in heard if event.kind == "note"] == [
+        "trained with 1 threads before and with 2 now: its last bits will differ"
+    ]
+
+
+def test_an_epoch_that_was_broken_off_counts_all_its_seconds(tmp_path: Path) -> None:
+    spec = digits(epochs=1)
+
+    def be_slow_and_stop(event: Event) -> None:
+        if event.kind == "step" and event.share <= 0.5:
+            time.sleep(0.05)
+            if event.share == 0.5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(spec, tmp_path, CPU, be_slow_and_stop)
+    run(spec, tmp_path, CPU)
+    assert read_curve(tmp_path / spec.key)[0]["seconds"] > 11 * 0.05
+
+
+def test_a_finished_run_whose_curve_was_lost_says_how_to_train_it_again(tmp_path: Path) -> None:
+    spec = digits()
+    run(spec, tmp_path, CPU)
+    curve = tmp_path / spec.key / "curve.jsonl"
+    curve.write_text(curve.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(StoreError, match=rf"ends with epoch 1.*Remove {tmp_path / spec.key}, and the same command"):
+        run(spec, tmp_path, CPU)
 
 
 @pytest.mark.parametrize("optimizer", ["aida", "adabelief", "adamw", "sgd", "msvag", "adabound"])

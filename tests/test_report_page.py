@@ -172,6 +172,13 @@ def test_a_seed_with_a_probe_beside_one_without_counts_once_and_shows_its_stepsi
     assert "all.png" in names
 
 
+def test_a_place_that_is_no_folder_is_one_line(made, tmp_path):
+    (tmp_path / "taken").write_text("")
+    done = CliRunner().invoke(app, ["report", str(made[0] / "runs"), "--out", str(tmp_path / "taken")])
+    assert done.exit_code == 2
+    assert "cannot be written" in done.output
+
+
 def test_unfinished_and_damaged_runs_are_on_the_page(made):
     text = made[2]
     for word in ("0123456789abcdef", "stopped", "failed", "spec.json is damaged", "holds no stepsize record"):

@@ -270,6 +270,7 @@ def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
         (["digits", "--all", "--optimizer", "adam"], "use one of the two"),
         (["digits", "--over", "epsilon=1,2"], "did you mean 'eps'"),
         (["digits", "--over", "lr=1,2", "--set", "lr=1"], "both name lr"),
+        (["digits", "--over", "lr=()"], "a set of no values"),
         (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
         (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
         (["digits", "--sampler", "tpe"], "nothing between two numbers"),
@@ -283,6 +284,13 @@ def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):
     assert said in found.output
     assert len(found.output.strip().splitlines()) == 1
     assert not (folder / "runs").exists()
+
+
+def test_a_place_that_is_no_folder_is_one_line(folder):
+    (folder / "taken").write_text("")
+    found = call("digits", "--optimizer", "sgd", *QUICK, "--out", "taken")
+    assert (found.exit_code, found.output.count("\n")) == (1, 1)
+    assert "taken/search.db cannot be used" in found.output
 
 
 def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):

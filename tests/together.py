@@ -1,4 +1,4 @@
-"""What each of several processes does: ``torchrun together.py SPEC_JSON DATA OUT`` carries one run out, together."""
+"""What each of several processes does: ``torchrun together.py SPECS_JSON DATA OUT`` carries runs out, together."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ from aida.lab.train import run
 
 if __name__ == "__main__":
     options = Options(device="cpu", threads=1, workers=0, data_root=Path(sys.argv[2]), checkpoint_seconds=0)
-    run(RunSpec.from_json(json.loads(sys.argv[1])), Path(sys.argv[3]), options)
+    for spec in json.loads(sys.argv[1]):
+        run(RunSpec.from_json(spec), Path(sys.argv[3]), options)

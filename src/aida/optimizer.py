@@ -14,7 +14,6 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from aida.backends import Backend, Batch
 from aida.backends.choice import Route, distribute, make_backend
-from aida.checkpoint import Layout
 from aida.group_rules import STATE_DTYPES, check_capture, check_param
 from aida.hyper import (
     OPTIONAL_DEFAULTS,
@@ -27,15 +26,8 @@ from aida.hyper import (
     read_rest,
 )
 from aida.roster import Roster, all_params
+from aida.state import LAYOUT, make_missing, misfit
 from aida.tracing import without_gradients
-
-#: What a checkpoint of Aida holds.
-LAYOUT = Layout(
-    owner="Aida",
-    keys=("step", "exp_avg", "exp_avg_var", "skipped"),
-    moments=("exp_avg", "exp_avg_var"),
-    group_keys=("lr", "betas", "eps", "weight_decay", "projections"),
-)
 
 
 class Aida(Optimizer):
@@ -284,13 +276,10 @@ class Aida(Optimizer):
             has_complex |= p.is_complex()
             known = state[p]
             if len(known) < len(LAYOUT.keys):
-                _init_state(known, p)
-            misfit = _misfit(p, grad, known)
-            if misfit:
-                raise RuntimeError(
-                    f"{self._label(p)} is {_in_words(p)}, but its {misfit}. Change a model's dtype, size or device "
-                    "before its first step, or build a new optimizer afterwards and load the state of this one"
-                )
+                make_missing(known, p)
+            problem = misfit(p, grad, known)
+            if problem:
+                raise RuntimeError(f"{self._label(p)} {problem}")
             params.append(p)
             grads.append(grad)
             exp_avgs.append(known["exp_avg"])
@@ -366,37 +355,6 @@ def _check_param(p: Tensor) -> None:
             "Aida does not update parameters flattened by FSDP: the projections are per layer and its layers are "
             "cut up. Use DDP with this version"
         )
-
-
-def _init_state(state: dict[str, Any], p: Tensor) -> None:
-    """Make what is missing of a parameter's state; what somebody put there stays."""
-    dtype = STATE_DTYPES[p.dtype]
-    # on the parameter's device: whether a step counts is decided there, without asking the host
-    state.setdefault("step", torch.zeros((), dtype=torch.float32, device=p.device))
-    state.setdefault("exp_avg", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
-    state.setdefault("exp_avg_var", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
-    state.setdefault("skipped", torch.zeros((), dtype=torch.float32, device=p.device))
-
-
-def _misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
-    """Which of a parameter's tensors does not lie beside it element by element: fused paths read bare addresses."""
-    moments, counts = STATE_DTYPES.get(p.dtype), torch.float32
-    for name, dtype, shape in (
-        ("exp_avg", moments, p.shape),
-        ("exp_avg_var", moments, p.shape),
-        ("step", counts, torch.Size()),
-        ("skipped", counts, torch.Size()),
-    ):
-        kept = state[name]
-        if kept.dtype != dtype or kept.shape != shape or kept.device != p.device:
-            return f"{name} is {_in_words(kept)}"
-    if grad.shape != p.shape or grad.device != p.device:
-        return f"gradient is {_in_words(grad)}"
-    return ""
-
-
-def _in_words(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"
 
 
 def _view_as_real(batch: Batch) -> None:

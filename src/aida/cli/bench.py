@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aida.cli.choices import let_own_be_found
+from aida.cli.choices import chosen_device, let_own_be_found
 from aida.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida.cli.printing import console, fail, say_written
 
@@ -49,8 +49,10 @@ def bench_train(
 
     timings: list[bench.Timing] = []
     let_own_be_found(optimizer or _METHODS)
+    where = choose_device(chosen_device(device))
+    if out is not None and not out.absolute().parent.is_dir():
+        fail(f"--out {out}: there is no folder {out.absolute().parent}")  # better now than after the measurement
     try:
-        where = choose_device(device)
         options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)
         machine = describe(where, "")
         with console().status("building") as status:
@@ -74,7 +76,10 @@ def bench_train(
     text = bench.as_markdown(timings)
     print(text)
     if out is not None:
-        out.write_text(json.dumps(bench.as_json(timings, machine), indent=1) + "\n", encoding="utf-8")
         beside = out.with_suffix(".md")
-        beside.write_text(text + "\n", encoding="utf-8")
+        try:
+            out.write_text(json.dumps(bench.as_json(timings, machine), indent=1) + "\n", encoding="utf-8")
+            beside.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            fail(f"the times cannot be written: {error}")
         say_written([out, beside])

@@ -44,8 +44,11 @@ def report(
         if reference != _REFERENCE:
             fail(text)
         typer.echo(f"{text}. Nothing is tested", err=True)  # a comparison without Aida is one all the same
-    with console().status("") as status:
-        made = write(study, out, say=lambda text: status.update(f"{text} ..."))
+    try:
+        with console().status("") as status:
+            made = write(study, out, say=lambda text: status.update(f"{text} ..."))
+    except OSError as error:
+        fail(f"the report cannot be written to {out}: {error}")
     _draw(study)
     for problem in made.problems:
         typer.echo(problem, err=True)

@@ -113,6 +113,7 @@ def search(
     from aida.lab.order import Order
     from aida.lab.queue.attempt import RUNNER
     from aida.lab.queue.jobs import Jobs
+    from aida.lab.runs.store import StoreError
     from aida.lab.search import pruning
     from aida.lab.search.plan import plan_of
     from aida.lab.search.space import methods_of, parse_sets
@@ -172,7 +173,10 @@ def search(
         _report(each)
     if len(found) > 1:
         _summarise(found)
-    say_written([each.write(out) for each in found])
+    try:
+        say_written([each.write(out) for each in found])
+    except StoreError as error:
+        fail(str(error))
     if stopped_by:
         raise typer.Exit(128 + stopped_by)
     if not all(each.complete for each in found):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-@contextmanager
-def joined(device: torch.device) -> Iterator[torch.device]:
-    """Join those that torchrun started for as long as the block lasts; yields the device of this one.
+def join(device: torch.device) -> torch.device:
+    """Join those that torchrun started, until this process ends; returns the device of this one.
 
     Without torchrun nothing happens, and the device is the given one.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield device
-        return
+        return device
     if device.type == "cuda":
         number, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if number >= there:
@@ -30,11 +28,11 @@ def joined(device: torch.device) -> Iterator[torch.device]:
             )
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        # not for each run: torchrun's store would give a second group the addresses of the first
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return device
 
 
 def rank() -> int:

@@ -83,6 +83,7 @@ def _commit() -> str | None:
     """The commit this package runs from, with a + where files differ from it; None where it is no checkout."""
     folder = Path(__file__).resolve().parent
     try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # a package inside somebody else's checkout
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
     except (OSError, subprocess.SubprocessError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -73,8 +74,10 @@ def _parse_value(name: str, text: str) -> Any:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", text):  # a bare word: quotes would have to survive the shell
         return text
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+        json.dumps(value)  # as a spec keeps it: no bytes, no sets
+        return value
+    except (TypeError, ValueError, SyntaxError):
         raise SettingError(
             f"--set {name}={text}: {text!r} is no value; a number (1e-9), true or false, a tuple (0.9,0.99), or a word"
         ) from None

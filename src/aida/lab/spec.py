@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch.optim import Optimizer
+
 from aida.catalog import Entry, find
 from aida.lab.schedules import Schedule
 
@@ -194,10 +196,12 @@ def outside(name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise LookupError(
             f"{name!r} cannot be imported ({error}); write it as module:Class, torch.optim:NAdam say"
         ) from None
     if not isinstance(found, type):
         raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
+    if not issubclass(found, Optimizer):
+        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
     return found

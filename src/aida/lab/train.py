@@ -39,7 +39,7 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
     Under torchrun all processes call this together: one of them has the folder, the others follow it.
     """
     with ExitStack() as stack:
-        device = stack.enter_context(distributed.joined(choose_device(options.device)))
+        device = distributed.join(choose_device(options.device))
         if distributed.world() > 1:
             if not find_experiment(spec.experiment).distributed:
                 raise ValueError(
@@ -69,8 +69,13 @@ class _Run:
         self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
-            self._folder.begin_session(describe(training.device, training.steps.name, self._options.at_once))
+            threads = self._folder.threads()
+            now = describe(training.device, training.steps.name, self._options.at_once)
+            self._folder.begin_session(now)
             state = self._folder.load()
+            if state is not None and training.device.type == "cpu" and threads != now["threads"]:
+                text = f"trained with {threads} threads before and with {now['threads']} now: its last bits will differ"
+                self._say("note", text=text)
         state = distributed.said_by_main(state)
         if state is not None:
             training.load(state)
@@ -195,15 +200,22 @@ def _stop_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+        second = stop.is_set()
         stop.set()
+        # who waits for the run must know too: it may be past the point where it gives way
+        outer = before[number]
+        if callable(outer) and outer is not signal.default_int_handler:
+            outer(number, frame)
+        if second:
+            raise KeyboardInterrupt
 
     for number in before:
         signal.signal(number, ask)
+    if getattr(getattr(before[signal.SIGINT], "__self__", None), "asked", False):
+        stop.set()  # asked while the run was being opened
     try:
         yield stop
     finally:

@@ -48,6 +48,7 @@ class Training:
         self.epoch_steps = 0  #: steps of the current epoch
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._seconds = 0.0  # of the current epoch, before a break
+        self._began: float | None = None  # when this process began or went on with it
 
     def _captures(self, asked: bool | None) -> bool:
         possible = self.device.type == "cuda" and can_be_captured(self.spec)
@@ -76,7 +77,7 @@ class Training:
 
     def train_epoch(self, after_step: AfterStep = lambda: None) -> dict[str, Any]:
         """Train to the end of the current epoch and measure; returns the curve's row."""
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
         schedule, epochs = self.experiment.schedule, self.spec.epochs
         while self.index < steps:
@@ -92,10 +93,11 @@ class Training:
             try:
                 after_step()
             except BaseException:
-                self._seconds += time.perf_counter() - began
+                self._seconds, self._began = self._elapsed(), None
                 raise
         loss = float(self._loss) / max(steps, 1)  # waits for the device
-        seconds = self._seconds + time.perf_counter() - began
+        seconds = self._elapsed()
+        self._began = None
         lr = self._lr.base * schedule.factor(self.epoch, self.step - 1, epochs)
         began = time.perf_counter()
         final = self.epoch + 1 == epochs
@@ -113,6 +115,10 @@ class Training:
             "eval_seconds": round(time.perf_counter() - began, 4),
         }
 
+    def _elapsed(self) -> float:
+        """Seconds of training in the current epoch, those before a break among them."""
+        return self._seconds + (time.perf_counter() - self._began if self._began is not None else 0.0)
+
     def state(self) -> dict[str, Any]:
         """All that decides how the run goes on; plain values and tensors."""
         return {
@@ -120,7 +126,7 @@ class Training:
             "index": self.index,
             "step": self.step,
             "loss": self._loss,
-            "seconds": self._seconds,
+            "seconds": self._elapsed(),
             "modules": {name: module.state_dict() for name, module in self.task.modules.items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "task": self.task.extra_state(),

@@ -38,7 +38,8 @@ def collect(roots: list[Path], out: Path) -> Collected:
         if (target / RESULT).exists():
             if (target / RESULT).read_bytes() != (record.path / RESULT).read_bytes():
                 raise StoreError(
-                    f"{record.path} and {target} are one spec with two results: runs on different machines or devices; "
+                    f"{record.path} and {target} are one spec with two results: runs on different machines or "
+                    "devices, or with another number of threads; "
                     "keep one of them, or collect them into different folders"
                 )
             known += 1

@@ -159,6 +159,12 @@ def _is_row(line: bytes) -> bool:
         return False
 
 
+def check_complete(path: Path, result: Mapping[str, Any]) -> None:
+    """StoreError where the curve of a finished run is not all there."""
+    if result["state"] == "finished":
+        _check_complete(path, result, *_rows_of(path))
+
+
 def _check_complete(path: Path, result: Mapping[str, Any], rows: list[dict[str, Any]], torn: bool) -> None:
     reached = rows[-1].get("epoch") if rows else 0
     if reached != result.get("epochs"):

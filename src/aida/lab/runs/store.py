@@ -43,6 +43,7 @@ from aida.lab.runs.records import (
     STEPSIZES,
     RunRecord,
     State,
+    check_complete,
     read_curve,
     read_result,
     read_run,
@@ -92,6 +93,11 @@ class RunFolder:
             except StoreError as error:
                 raise StoreError(f"{error}. Remove that file, and the same command goes on from the rest") from None
             _keep_spec(path / SPEC, spec, written)
+            if result is not None:
+                try:
+                    check_complete(path, result)
+                except StoreError as error:
+                    raise StoreError(f"{error}. Remove {path}, and the same command trains the run again") from None
         except BaseException:
             lock.release()
             raise
@@ -122,6 +128,14 @@ class RunFolder:
         write_object(self.path / ENV, {"sessions": [*sessions, {"started": started, **env}]})
         with writing(self.path / FAILED):
             (self.path / FAILED).unlink(missing_ok=True)
+
+    def threads(self) -> int | None:
+        """How many threads the last process that worked on the run had; None for the first."""
+        try:
+            sessions = read_sessions(self.path)
+        except StoreError:  # begin_session says so
+            return None
+        return sessions[-1].get("threads") if sessions else None
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add an epoch to the curve; it is in the file when this returns, and on the disk after :meth:`save`."""

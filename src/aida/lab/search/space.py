@@ -64,7 +64,11 @@ def parse_sets(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         found = parse_settings(texts)
     except SettingError as error:
         raise SettingError(str(error).replace("--set", "--over")) from None
-    return {name: value if isinstance(value, tuple) else (value,) for name, value in found.items()}
+    sets = {name: value if isinstance(value, tuple) else (value,) for name, value in found.items()}
+    for name, values in sets.items():
+        if not values:
+            raise SettingError(f"--over {name}=(): a set of no values; write them as {name}=V1,V2")
+    return sets
 
 
 def methods_of(experiment: Experiment) -> tuple[str, ...]:

@@ -59,7 +59,14 @@ class Storage:
         self._patience, self._note, self._hurried = patience, note, hurried
         try:
             self.rdb = self._persist(lambda: _connected(address), min(patience, _AT_FIRST))
-        except (*self._trouble, sqlalchemy.exc.SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
+        except (
+            *self._trouble,
+            sqlalchemy.exc.SQLAlchemyError,
+            ImportError,
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:
             raise StorageError(f"{self.title} cannot be used: {_in_one_line(error)}") from error
 
     def ask(self, operation: Callable[[], Result]) -> Result:

@@ -73,6 +73,8 @@ class WganGp:
         """The critic's loss with its penalty; what the generator minimises is not returned."""
         real = normalised(doubled(batch[0]))
         noise = torch.randn(len(real), NOISE, device=real.device)
+        # also where the generator takes no step: whoever measures then must not find the gradients of an earlier one
+        optimizers["generator"].zero_grad(set_to_none=True)
         loss = self._critic_step(real, noise, optimizers["critic"])
         if kind.startswith("both"):
             self._generator_step(noise, optimizers["generator"])
@@ -110,7 +112,6 @@ class WganGp:
         return loss.detach()
 
     def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=True)
         with self._setting.autocast():
             scores = self._critic(self._generator(noise).float())
         # gradients of the generator alone: those of the critic would be thrown away

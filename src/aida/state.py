@@ -1,0 +1,60 @@
+"""The state of one parameter: what it holds, how it is made, and whether it still fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aida.checkpoint import Layout
+from aida.group_rules import STATE_DTYPES
+
+#: What a checkpoint of Aida holds.
+LAYOUT = Layout(
+    owner="Aida",
+    keys=("step", "exp_avg", "exp_avg_var", "skipped"),
+    moments=("exp_avg", "exp_avg_var"),
+    group_keys=("lr", "betas", "eps", "weight_decay", "projections"),
+)
+
+
+def make_missing(state: dict[str, Any], p: Tensor) -> None:
+    """Make what is missing of a parameter's state; what somebody put there stays."""
+    dtype = STATE_DTYPES[p.dtype]
+    # on the parameter's device: whether a step counts is decided there, without asking the host
+    state.setdefault("step", torch.zeros((), dtype=torch.float32, device=p.device))
+    state.setdefault("exp_avg", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
+    state.setdefault("exp_avg_var", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
+    state.setdefault("skipped", torch.zeros((), dtype=torch.float32, device=p.device))
+
+
+def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
+    """Which of its tensors does not lie beside a parameter, in words; empty where all do.
+
+    Fused paths read bare addresses, and would go past the end of one that is too short.
+    """
+    moments, counts = STATE_DTYPES.get(p.dtype), torch.float32
+    for name, dtype, shape in (
+        ("exp_avg", moments, p.shape),
+        ("exp_avg_var", moments, p.shape),
+        ("step", counts, torch.Size()),
+        ("skipped", counts, torch.Size()),
+    ):
+        kept = state[name]
+        if kept.dtype != dtype or kept.shape != shape or kept.device != p.device:
+            return _unlike(p, name, kept)
+    if grad.shape != p.shape or grad.device != p.device:
+        return _unlike(p, "gradient", grad)
+    return ""
+
+
+def _unlike(p: Tensor, name: str, other: Tensor) -> str:
+    return (
+        f"is {_in_words(p)}, but its {name} is {_in_words(other)}. Change a model's dtype, size or device before its "
+        "first step, or build a new optimizer afterwards and load the state of this one"
+    )
+
+
+def _in_words(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"
