@@ -1,4 +1,4 @@
-"""What the Triton compiler makes of the kernels for an H100 or H200, read without a GPU.
+"""What the Triton compiler makes of the kernels, read without a GPU.
 
 A hint that the compiler overlooks costs no test its result, only everybody their time; and what the dependent launch
 relies on is an order of instructions.
@@ -23,41 +23,72 @@ from aida.backends.triton import APPLY_CHUNK, APPLY_WARPS, COLLECT_BLOCK, REDUCE
 #: Types of arguments that are not known when the kernels are compiled.
 TYPES = {
     **dict.fromkeys(("addresses", "sizes", "lr_addresses", "lr_kinds"), "*i64"),
-    **dict.fromkeys(("run_of", "tensor_of", "first_chunk", "arrivals"), "*i32"),
+    **dict.fromkeys(("run_of", "tensor_of", "first_chunk", "arrivals", "finite"), "*i32"),
     **dict.fromkeys(("tensors", "chunks"), "i32"),
-    **dict.fromkeys(("values", "coefficients"), "*fp64"),
-    "partial": "*fp32",
+    **dict.fromkeys(("values", "coefficients", "sums", "squared", "squared_norm"), "*fp64"),
 }
+NAMES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
 VECTOR_LOAD = re.compile(r"ld\.global\S*\.v4\.b32")
 VECTOR_STORE = re.compile(r"st\.global\S*\.v4\.b32")
 
 
 @cache
-def compiled(name: str, aligned: bool = True) -> str:
-    """PTX of a kernel as VGG11's training launches it: float32, weight decay as L2."""
+def compiled(
+    name: str,
+    dtype: str = "fp32",
+    *,
+    aligned: bool = True,
+    clips: bool = False,
+    scales: bool = False,
+    generation: int | str = 90,
+) -> str:
+    """Assembly of a kernel as a training with L2 weight decay launches it."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    f32 = triton.language.float32
+    state = "fp64" if dtype == "fp64" else "fp32"
+    types = {**TYPES, "partial": "*fp64" if clips else f"*{state}"}
+    if scales:
+        types |= {"amp_scale": "*fp32", "found_inf": "*fp32"}
+    given = getattr(triton.language, NAMES[dtype])
     known: dict[str, Any] = {
-        **dict.fromkeys(("PARAM", "GRAD", "STATE"), f32),
-        **dict.fromkeys(("HAS_L2", "PDL", "MERGED"), True),
-        **dict.fromkeys(("HAS_AMP", "HAS_FOUND_INF", "GRAM"), False),
         **dict.fromkeys(("amp_scale", "found_inf")),
+        **dict.fromkeys(("PARAM", "GRAD"), given),
+        **dict.fromkeys(("HAS_AMP", "HAS_FOUND_INF"), scales),
+        "STATE": getattr(triton.language, NAMES[state]),
         "ALIGNED": aligned,
+        "HAS_L2": True,
+        "GRAM": clips,
+        "MERGED": not clips,
+        "PDL": not clips and generation == 90,
         "BLOCK": COLLECT_BLOCK,
         "CHUNK": REDUCE_CHUNK if name == "reduce_kernel" else APPLY_CHUNK,
     }
     kernel = getattr(kernels, name)
-    signature = {arg: TYPES.get(arg, "constexpr") for arg in kernel.arg_names}
-    constants = {(i,): known[arg] for i, arg in enumerate(kernel.arg_names) if arg not in TYPES}
-    options: dict[str, Any] = (
-        {"num_warps": REDUCE_WARPS} if name == "reduce_kernel" else {"num_warps": APPLY_WARPS, "launch_pdl": True}
-    )
+    signature = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
+    constants = {(i,): known[arg] for i, arg in enumerate(kernel.arg_names) if arg not in types}
+    options: dict[str, Any] = {"num_warps": {"reduce_kernel": REDUCE_WARPS, "apply_kernel": APPLY_WARPS}.get(name, 4)}
+    if name == "apply_kernel" and known["PDL"]:
+        options["launch_pdl"] = True
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    text: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    amd = isinstance(generation, str)
+    target = GPUTarget("hip", generation, 64) if amd else GPUTarget("cuda", generation, 32)
+    text: str = triton.compile(source, target=target, options=options).asm["amdgcn" if amd else "ptx"]
     return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [80, 90, "gfx942"])
+@pytest.mark.parametrize("scales", [False, True], ids=["", "amp"])
+@pytest.mark.parametrize("clips", [False, True], ids=["", "clips"])
+@pytest.mark.parametrize("dtype", NAMES)
+def test_every_kernel_compiles_for_every_kind_of_batch(
+    dtype: str, clips: bool, scales: bool, generation: int | str
+) -> None:
+    names = ["reduce_kernel", "apply_kernel", *(["collect_kernel", "coefficients_kernel"] if clips else [])]
+    for name in names:
+        assert name in compiled(name, dtype, clips=clips, scales=scales, generation=generation)
 
 
 def test_whole_chunks_are_moved_16_bytes_at_a_time() -> None:
