@@ -56,7 +56,7 @@ class Triton:
         self._params: list[Tensor] | None = None  # of the last step
         self._shelf: list[Tables] = []  # of eager steps, the last used first
         self._active: Tables | None = None  # of this step
-        self._captured: list[Any] = []  # what a CUDA graph reads must outlive its capture
+        self._captured: list[Any] = []  # of ours, what a CUDA graph reads: it must outlive the capture
         self._spare: Spare | None = None  # for the next capture
         self._mailbox = Mailbox()
         self._book = AddressBook()
@@ -185,7 +185,7 @@ class Triton:
         moving = self._book.look(batch)
         if spare is not None:
             self._active = self._fill(spare.tables, batch, moving, spare)
-            self._captured.append((self._layout, spare))  # not the gradients, which the graph's own memory holds
+            self._captured.append((self._layout, spare))
         else:
             self._active = self._fill(self._shelved(batch, moving), batch, moving, None)
             if self._spare is None and batch.device.type == "cuda":
