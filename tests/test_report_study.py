@@ -187,24 +187,22 @@ def test_a_lucky_single_run_does_not_displace_a_repeated_configuration(runs):
     assert any("repeat it to have it count" in remark for remark in tables.comparison(column_of(study)).remarks)
 
 
-def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
-    folder = begin_run(runs, spec("adam", 3), [10.0, 11.0])
+def diverge(runs, wanted):
+    folder = begin_run(runs, wanted, [10.0, 11.0])
     write_result(
         folder, state="diverged", reason="loss is NaN", metric="accuracy", better="higher", best=99.9, best_epoch=1,
         last=None, epochs=2, steps=20, values={},
     )  # fmt: skip
+
+
+def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
+    diverge(runs, spec("adam", 3))
     study = study_of(runs)
     found = cell_of(study, "adam")
     assert (len(found.chosen.counted), found.diverged) == (3, 1)
     assert found.summary("best").mean == pytest.approx(statistics.mean(VALUES["adam"].values()))
     assert "1 diverged" in formats.markdown(tables.comparison(column_of(study)))
     assert ["diverged", "loss is NaN"] in [[row[1].text, row[6].text] for row in trouble(study).rows]
-
-
-def diverge(runs, wanted):
-    folder = begin_run(runs, wanted, [10.0])
-    write_result(folder, state="diverged", reason="loss is NaN", metric="accuracy", better="higher", best=10.0,
-                 best_epoch=1, last=None, epochs=1, steps=10, values={})  # fmt: skip
 
 
 def test_the_survivors_of_diverged_seeds_are_not_tested_and_lead_nothing(tmp_path):

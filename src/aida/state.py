@@ -21,12 +21,15 @@ LAYOUT = Layout(
 
 def make_missing(state: dict[str, Any], p: Tensor) -> None:
     """Make what is missing of a parameter's state; what somebody put there stays."""
-    dtype = STATE_DTYPES[p.dtype]
-    # on the parameter's device: whether a step counts is decided there, without asking the host
-    state.setdefault("step", torch.zeros((), dtype=torch.float32, device=p.device))
-    state.setdefault("exp_avg", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
-    state.setdefault("exp_avg_var", torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format))
-    state.setdefault("skipped", torch.zeros((), dtype=torch.float32, device=p.device))
+    for name in LAYOUT.keys:
+        if name not in state:
+            dtype, _ = _form(name, p)
+            # on the parameter's device, counters too: whether a step counts is decided there, without asking the host
+            state[name] = (
+                torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+                if name in LAYOUT.moments
+                else torch.zeros((), dtype=dtype, device=p.device)
+            )
 
 
 def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
@@ -34,19 +37,18 @@ def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
 
     Fused paths read bare addresses, and would go past the end of one that is too short.
     """
-    moments, counts = STATE_DTYPES.get(p.dtype), torch.float32
-    for name, dtype, shape in (
-        ("exp_avg", moments, p.shape),
-        ("exp_avg_var", moments, p.shape),
-        ("step", counts, torch.Size()),
-        ("skipped", counts, torch.Size()),
-    ):
+    for name in LAYOUT.keys:
         kept = state[name]
-        if kept.dtype != dtype or kept.shape != shape or kept.device != p.device:
+        if (kept.dtype, kept.shape) != _form(name, p) or kept.device != p.device:
             return _unlike(p, name, kept)
     if grad.shape != p.shape or grad.device != p.device:
         return _unlike(p, "gradient", grad)
     return ""
+
+
+def _form(name: str, p: Tensor) -> tuple[torch.dtype | None, torch.Size]:
+    """Dtype and shape of one of a parameter's tensors; no dtype where the parameter has none that is updated."""
+    return (STATE_DTYPES.get(p.dtype), p.shape) if name in LAYOUT.moments else (torch.float32, torch.Size())
 
 
 def _unlike(p: Tensor, name: str, other: Tensor) -> str:

@@ -27,16 +27,15 @@ def chosen_experiment(name: str | None, command: str) -> Experiment:
 
 
 def chosen_device(given: str | None) -> str:
-    import torch
+    from aida.lab.environment import choose_device
 
-    # nothing here opens the GPU: runs in processes of their own share it without this one
-    if given is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if given.partition(":")[0] not in ("cuda", "cpu"):
+    if given is not None and given.partition(":")[0] not in ("cuda", "cpu"):
         fail(f"--device {given!r} is neither cuda nor cpu")
-    if given != "cpu" and not torch.cuda.is_available():
-        fail(f"--device {given}: torch {torch.__version__} sees no CUDA device; use --device cpu")
-    return given
+    try:
+        device = choose_device(given)  # without opening it: runs in processes of their own share it without this one
+    except ValueError as error:
+        fail(str(error))
+    return given or device.type
 
 
 def chosen_variant(chosen: Experiment, asked: str | None, inception: Path | None) -> str | None:

@@ -243,15 +243,14 @@ def _report(found: Findings) -> None:
 def _summarise(found: Sequence[Findings]) -> None:
     """All searches of the command, a line each, beside the paper."""
     from aida.lab.watching.labels import settings_in_words
+    from aida.report import groups
+    from aida.report.columns import paper_variant
 
     plan = found[0].plan
     experiment = plan.order.experiment
-    repetition = plan.repetition(plan.base, 0)
-    whole = (repetition.epochs, repetition.batch, repetition.limit) == (experiment.epochs, experiment.batch, None)
-    comparable = whole and plan.base.variant == (experiment.paper_variant or experiment.variants[0])
-    title = experiment.title if whole else f"{experiment.title}, {repetition.epochs} of {experiment.epochs} epochs"
-    if repetition.limit is not None:
-        title += f" of at most {repetition.limit} batches"
+    departures = groups.Protocol.of(plan.repetition(plan.base, 0)).departures(experiment)
+    comparable = not departures and plan.base.variant == paper_variant(experiment)
+    title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
     drawn = table(title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)

@@ -69,9 +69,8 @@ class _Run:
         self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
-            threads = self._folder.threads()
             now = describe(training.device, training.steps.name, self._options.at_once)
-            self._folder.begin_session(now)
+            threads = self._folder.begin_session(now).get("threads")
             state = self._folder.load()
             if state is not None and training.device.type == "cpu" and threads != now["threads"]:
                 text = f"trained with {threads} threads before and with {now['threads']} now: its last bits will differ"

@@ -12,7 +12,7 @@ from typing import Any
 class Stop:
     """Takes SIGINT and SIGTERM while it is entered; only in the main thread, as Python wants it.
 
-    A run in this very process has its own handlers meanwhile, and says so by ending as interrupted.
+    A run in this very process has its own handlers meanwhile, which hand the signals on.
     """
 
     def __init__(self, when_asked: Callable[[], object] = lambda: None) -> None:

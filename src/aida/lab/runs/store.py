@@ -116,8 +116,11 @@ class RunFolder:
         """For the probe's sink, opened after :meth:`load`, which may shorten the file."""
         return self.path / STEPSIZES
 
-    def begin_session(self, env: Mapping[str, Any]) -> None:
-        """Note that this process works on the run, and in which environment; an earlier failure is history."""
+    def begin_session(self, env: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Note that this process works on the run, and in which environment; an earlier failure is history.
+
+        Returns the environment of the process before it; empty for the first.
+        """
         self._check_unfinished()
         try:
             sessions = read_sessions(self.path)
@@ -128,14 +131,7 @@ class RunFolder:
         write_object(self.path / ENV, {"sessions": [*sessions, {"started": started, **env}]})
         with writing(self.path / FAILED):
             (self.path / FAILED).unlink(missing_ok=True)
-
-    def threads(self) -> int | None:
-        """How many threads the last process that worked on the run had; None for the first."""
-        try:
-            sessions = read_sessions(self.path)
-        except StoreError:  # begin_session says so
-            return None
-        return sessions[-1].get("threads") if sessions else None
+        return sessions[-1] if sessions else {}
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add an epoch to the curve; it is in the file when this returns, and on the disk after :meth:`save`."""
