@@ -36,6 +36,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AIDA_DATA", str(tmp_path / "no data"))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("own", None)  # of another test's folder
     torch.set_num_threads(1)
     return tmp_path
 
@@ -172,7 +173,6 @@ def test_an_optimizer_of_ones_own_lies_where_one_works(folder):
 
 def test_a_failed_run_is_named_and_the_others_end(folder):
     (folder / "own.py").write_text(OWN)
-    sys.modules.pop("own", None)
     found = call("train", "digits", "--optimizer", "own:Broken", "--optimizer", "sgd", "--set", "lr=0.01", *QUICK)
     assert found.exit_code == 1
     assert "own:Broken lr=0.01 seed 0 failed: RuntimeError: this optimizer is broken" in found.output

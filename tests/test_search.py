@@ -208,6 +208,7 @@ QUICK = ("--limit", "2", "--epochs", "1", "--repeat-epochs", "1", "--device", "c
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("own", None)  # of another test's folder
     torch.set_num_threads(1)
     return tmp_path
 
