@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from types import SimpleNamespace
 
 import pytest
 from optuna.trial import TrialState
@@ -10,7 +12,8 @@ from sqlalchemy.exc import OperationalError
 
 from aida.lab.search.liveness import Watch, is_gone, this_worker
 from aida.lab.search.storage import Storage, StorageError
-from search_cases import complete, new_storage, once, plan, trials, worker
+from aida.lab.search.trials import BEAT
+from search_cases import complete, new_storage, once, plan, trials, until, worker
 
 LR = {"lr": (1.0, 0.1, 0.01)}
 
@@ -71,6 +74,29 @@ def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, 
         ours.carry_out()
         assert ours.searches[0].findings().complete
     assert operation in lost
+    assert complete(trials(address, made.name)) == once(made.space.grid())
+    assert {trial.state for trial in trials(address)} == {TrialState.COMPLETE}
+
+
+def test_a_claim_is_beaten_for_while_the_storage_is_asked_again(tmp_path, address, monkeypatch):
+    with worker([made := plan(over=LR)], tmp_path, address, grace=0.3) as ours:
+        real, made_by_us, beats = ours.storage.rdb.get_all_trials, [], []
+
+        def away_after_the_first_claim(*args, **named):
+            found = real(*args, **named)
+            if found and not made_by_us and "states" not in named:  # a look for beats is another matter
+                made_by_us.extend(found)
+                raise sqlalchemy_error()
+            return found
+
+        def pause(seconds):
+            until(lambda: trials(address, made.name)[0].user_attrs[BEAT] > 1, 10)
+            beats.append(seconds)
+
+        monkeypatch.setattr(ours.storage.rdb, "get_all_trials", away_after_the_first_claim)
+        monkeypatch.setattr("aida.lab.search.storage.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        ours.carry_out()
+    assert len(beats) == 1
     assert complete(trials(address, made.name)) == once(made.space.grid())
     assert {trial.state for trial in trials(address)} == {TrialState.COMPLETE}
 

@@ -16,8 +16,9 @@ PATIENCE = 120.0
 #: Seconds at the start: longer waiting would only hide a wrong address. Two workers that both make the tables of
 #: a new database are behind one another by then.
 _AT_FIRST = 10.0
-#: Seconds between two tries: the first, and the longest.
-_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+#: Seconds between two tries: the first, and the longest. Well under a worker's grace: a trial whose making went
+#: unanswered is not beaten for until the next try finds it.
+_PAUSE, _LONGEST_PAUSE = 0.25, 1.0
 #: Seconds to wait for another process that writes to the same SQLite file.
 _SQLITE_TIMEOUT = 60.0
 

@@ -126,7 +126,8 @@ class Trials:
             tries += 1
             # a try before this one may have been carried out, with only its answer lost
             if tries == 1 or not ours(self._all()):
-                self._storage.rdb.create_new_trial(self._study, template_trial=template)
+                # held at once: while the storage is asked on, others listen already
+                self._watch.hold(self._storage.rdb.create_new_trial(self._study, template_trial=template))
             return self._all()
 
         trials = self._storage.ask(made)
