@@ -205,3 +205,26 @@ def test_a_one_by_one_convolution_is_contiguous_and_channels_last_at_once(path: 
             optimizer.step()
         results.append(param.detach().clone())
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@over_paths()
+def test_gradients_negative_or_conjugate_by_a_mark_are_read_as_what_they_are(path: Path) -> None:
+    def run(plain: bool) -> list[Any]:
+        real, imaginary = (Parameter(torch.full((1,), value, device=path.device)) for value in (1.0, 2.0))
+        number = Parameter(torch.ones(3, device=path.device, dtype=torch.complex64))
+        # apart: with complex numbers nothing is remembered
+        optimizers = [path.make([real, imaginary]), path.make([number])]
+        for step in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (torch.complex(real, imaginary).conj() ** 2 * (1 + step + 2j)).imag.sum().backward()
+            (number.conj() * (1 + step + 3j)).imag.sum().backward()
+            assert imaginary.grad.is_neg()
+            assert number.grad.is_conj()
+            if plain or step % 3 == 1:  # so that the mark comes and goes
+                imaginary.grad, number.grad = imaginary.grad.resolve_neg(), number.grad.resolve_conj()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [[p.detach(), dict(o.state[p])] for o in optimizers for p in o.param_groups[0]["params"]]
+
+    assert_close(run(plain=False), run(plain=True), rtol=0, atol=0)

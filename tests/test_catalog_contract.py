@@ -300,3 +300,26 @@ def test_a_complex_parameter_is_a_pair_of_real_ones(name: str, flags: dict[str, 
         left.step()
         right.step()
     torch.testing.assert_close(torch.view_as_real(number.detach()), pair.detach())
+
+
+@over_paths
+@over_catalog("marked-gradient")
+def test_a_gradient_conjugate_by_a_mark_is_read_as_what_it_is(name: str, flags: dict[str, Any]) -> None:
+    marked, plain = (Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2))
+    left, right = build(name, [marked], **flags), build(name, [plain], **flags)
+    for step in range(3):
+        marked.grad = None
+        (marked.conj() * (1 + step + 3j)).imag.sum().backward()
+        assert marked.grad.is_conj()
+        plain.grad = marked.grad.resolve_conj()
+        left.step()
+        right.step()
+    torch.testing.assert_close(marked.detach(), plain.detach(), rtol=0, atol=0)
+
+
+@over_catalog("marked-parameter")
+@pytest.mark.parametrize("kind", ["conjugate", "negative"])
+def test_a_parameter_that_is_so_by_a_mark_alone_is_refused(name: str, kind: str) -> None:
+    conjugate = torch.ones(1, dtype=torch.complex64).conj()
+    with pytest.raises(TypeError, match=r"make it of tensor\.resolve_conj\(\)\.resolve_neg\(\)"):
+        build(name, [Parameter(conjugate if kind == "conjugate" else conjugate.imag)])

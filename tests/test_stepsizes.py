@@ -294,13 +294,14 @@ def test_bf16_parameters_are_read_from_their_float32_state(name):
         check(record, wanted.numpy())
 
 
-@pytest.mark.parametrize("kind", ["channels-last", "strided", "complex", "scalar", "mixed"])
+@pytest.mark.parametrize("kind", ["channels-last", "strided", "complex", "conjugate", "scalar", "mixed"])
 def test_layouts_and_complex_numbers_are_read_element_by_element(kind):
     torch.manual_seed(0)
     tensors = {
         "channels-last": torch.randn(4, 3, 5, 2).to(memory_format=torch.channels_last),
         "strided": torch.randn(6, 8)[:, ::2],
         "complex": torch.randn(5, 3, dtype=torch.complex64),
+        "conjugate": torch.randn(5, 3, dtype=torch.complex64),
         "scalar": torch.randn(()),
         "mixed": torch.randn(4, 3, 5, 2),
     }
@@ -309,7 +310,9 @@ def test_layouts_and_complex_numbers_are_read_element_by_element(kind):
     probe = StepsizeProbe(optimizer, [("p", p)], every=1, quantiles=LEVELS)
     for _ in range(3):
         grad = torch.randn_like(p)
-        p.grad = grad.to(memory_format=torch.channels_last) if kind == "mixed" else grad
+        if kind == "mixed":
+            grad = grad.to(memory_format=torch.channels_last)
+        p.grad = grad.conj() if kind == "conjugate" else grad
         optimizer.step()
     variance = (
         torch.view_as_real(optimizer.state[p]["exp_avg_var"]) if p.is_complex() else optimizer.state[p]["exp_avg_var"]

@@ -87,6 +87,11 @@ def check_param(p: Tensor, owner: str) -> None:
         )
     if p.layout != torch.strided:
         raise TypeError(f"{owner} updates dense parameters, not {p.layout} (shape {tuple(p.shape)})")
+    if p.is_conj() or p.is_neg():
+        raise TypeError(
+            f"a parameter (shape {tuple(p.shape)}) is conjugate or negative by a mark alone, its memory holds other "
+            "values, and they cannot be updated in place; make it of tensor.resolve_conj().resolve_neg()"
+        )
 
 
 def check_lr(group: Mapping[str, Any]) -> None:

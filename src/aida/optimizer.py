@@ -358,6 +358,7 @@ def _check_param(p: Tensor) -> None:
 
 
 def _view_as_real(batch: Batch) -> None:
+    batch.grads[:] = [grad.resolve_conj() for grad in batch.grads]  # autograd leaves some conjugate by a mark alone
     for tensors in (batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars):
         tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
 

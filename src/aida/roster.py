@@ -44,6 +44,9 @@ class Roster:
         self._grad_dtypes = list(map(_dtype, present))
         self._grad_strides = list(map(_stride, present))
         self._alike = all(map(lies_like, present, compress(params, self._present)))
+        # Autograd leaves the imaginary part of a conjugate negative by a mark alone. Such a part has gaps, so that
+        # only a single element can lie like its parameter.
+        self._single = [index for index, grad in enumerate(present) if grad.numel() == 1]
         self._state_keys = list(state)
         self._state_values = list(state.values())
         # a hook may keep a number of its own beside the parameters' state
@@ -78,6 +81,7 @@ class Roster:
             alike = self._alike and list(map(_stride, present)) == self._grad_strides
         except RuntimeError:  # a sparse gradient has no strides; sorting refuses it with a reason
             return None
+        alike = alike and not any(present[index].is_neg() for index in self._single)
         for batch, wanted in self._seats:
             batch.grads = present if wanted is None else list(compress(present, wanted))
             batch.grads_lie_alike = alike

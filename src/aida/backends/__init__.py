@@ -46,7 +46,7 @@ class Batch:
     skipped: list[Tensor] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
-    #: Whether every gradient is known to have its parameter's strides.
+    #: Whether every gradient is known to lie in memory as its parameter does.
     grads_lie_alike: bool = False
     #: Whether the step may be called off between the phases, by this batch or another.
     may_be_called_off: bool = False

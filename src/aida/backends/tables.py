@@ -86,9 +86,9 @@ def lies_like(one: Tensor, other: Tensor) -> bool:
 
 
 def same_layout(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    """The gradients with their elements in the parameters' memory order; a copy only where they differ."""
+    """The gradients as memory holds the parameters, element by element; a copy only where they differ."""
     return [
-        g if lies_like(g, p) else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        g if lies_like(g, p) and not g.is_neg() else torch.empty_like(p, dtype=g.dtype).copy_(g)
         for p, g in zip(params, grads, strict=True)
     ]
 

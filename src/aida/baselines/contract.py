@@ -260,7 +260,8 @@ def _wide(p: Tensor) -> Tensor:
 
 def _wide_grad(p: Tensor) -> Tensor:
     assert p.grad is not None
-    return _real(p.grad).to(STATE_DTYPES[_real(p).dtype])
+    # autograd leaves some conjugate by a mark alone, of which there is no real view
+    return _real(p.grad.resolve_conj()).to(STATE_DTYPES[_real(p).dtype])
 
 
 def _takes_lists(p: Tensor, group: Group) -> bool:

@@ -61,7 +61,7 @@ class ScaleReader:
             return []
         momenta = [layer.state["exp_avg"] for layer in layers]
         params = [layer.param for layer in layers]
-        gradients = [param.grad for param in params if param.grad is not None]
+        gradients = [param.grad.resolve_conj() for param in params if param.grad is not None]
         return [momenta, gradients, params] if from_group(layers[0].group).l2 else [momenta, gradients]
 
     def take(
