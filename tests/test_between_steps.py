@@ -228,3 +228,18 @@ def test_gradients_negative_or_conjugate_by_a_mark_are_read_as_what_they_are(pat
         return [[p.detach(), dict(o.state[p])] for o in optimizers for p in o.param_groups[0]["params"]]
 
     assert_close(run(plain=False), run(plain=True), rtol=0, atol=0)
+
+
+@over_paths()
+def test_complex_numbers_may_come_to_lie_in_another_order(path: Path) -> None:
+    params = [Parameter(torch.ones(3, 4, device=path.device, dtype=torch.complex64)) for _ in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    optimizers = [path.make([p]) for p in params]
+    for step in range(4):
+        if step == 2:
+            params[0].data = params[0].data.t().contiguous().t()
+        grad = torch.randn(3, 4, generator=generator, dtype=torch.complex64).to(path.device)
+        for p, optimizer in zip(params, optimizers, strict=True):
+            p.grad = grad
+            optimizer.step()
+    assert_close(*(result(each, [p]) for each, p in zip(optimizers, params, strict=True)))

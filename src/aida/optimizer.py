@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from aida.backends import Backend, Batch
 from aida.backends.choice import Route, distribute, make_backend
+from aida.backends.tables import keep_state_layout
 from aida.group_rules import STATE_DTYPES, check_capture, check_param
 from aida.hyper import (
     OPTIONAL_DEFAULTS,
@@ -244,6 +245,7 @@ class Aida(Optimizer):
                 group, found.params, found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped
             )
             if has_complex:
+                keep_state_layout(found)  # a view of the state cannot be laid out anew
                 _view_as_real(found)
             distribute(found, index, group, hypers[index], batches)
         return batches
