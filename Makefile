@@ -16,7 +16,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTEST)
-	TRITON_INTERPRET=1 $(PYTEST) tests/test_exactness.py tests/test_triton_backend.py tests/test_lives.py -k "interpreted"
+	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
 
 # Needs a CUDA device and a torch that sees it: PYTHON_GPU names the interpreter that has one.
 PYTHON_GPU ?= $(PYTHON)
