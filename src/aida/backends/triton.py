@@ -26,8 +26,8 @@ from aida.backends.tables import AddressBook, is_dense, keep_state_layout, note_
 from aida.hyper import Hyper
 
 #: Elements and warps of a program, found by measurement: docs/performance.md.
-REDUCE_CHUNK, REDUCE_WARPS = 4096, 8
-APPLY_CHUNK, APPLY_WARPS = 512, 2
+REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
+APPLY_CHUNK, APPLY_WARPS = 512, 1
 #: Partial sums a program adds up at a time.
 COLLECT_BLOCK = 1024
 
