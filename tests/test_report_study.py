@@ -14,6 +14,7 @@ import pytest
 from aida.lab.spec import Metric, PaperFigure
 from aida.report import formats, tables
 from aida.report.build import read, write_tables
+from aida.report.collect import collect
 from aida.report.listings import census, glance, trouble
 from report_fixture import (
     ACCURACY,
@@ -365,9 +366,10 @@ def test_a_seed_measured_with_and_without_a_probe_counts_once(runs):
 
 def test_only_a_run_that_had_its_gpu_to_itself_is_timed(tmp_path):
     for seed, session in enumerate(({"at_once": 1}, {"at_once": 8}, {})):
-        found = {"device": "NVIDIA H200", "device_type": "cuda", **session}
+        found = {"device": "NVIDIA H200", "device_type": "cuda", "started": f"2026-01-01T0{seed}:00:00", **session}
         write_run(tmp_path / "runs", spec("adam", seed), curve(90.0), seconds=1.0 + seed, **found)
-        write_run(tmp_path / "runs", spec("sgd", seed), curve(90.0), **{**found, "at_once": 8})
+        found |= {"at_once": 8, "started": f"2026-01-02T0{seed}:00:00"}
+        write_run(tmp_path / "runs", spec("sgd", seed), curve(90.0), **found)
     study = study_of(tmp_path / "runs")
     assert cell_of(study, "adam").chosen.seconds().mean == 1.0
     assert cell_of(study, "sgd").chosen.seconds() is None
@@ -375,6 +377,30 @@ def test_only_a_run_that_had_its_gpu_to_itself_is_timed(tmp_path):
     drawn = tables.comparison(column_of(study))
     written = {row[0].text: row[5].text for row in drawn.rows}
     assert (written["Adam"], written["SGD"]) == ("1.00", "not timed")
+
+
+def test_runs_of_two_commands_at_the_same_time_are_not_timed(tmp_path):
+    """Each says it was alone, as its command knew of no other; four epochs of 1.1 s give the lie to two of them."""
+    for seed, (started, device) in enumerate(
+        [("00:00:00", "NVIDIA H200"), ("00:00:04", "NVIDIA H200"), ("00:00:09", "NVIDIA H200"), ("00:00:01", "another")]
+    ):
+        write_run(
+            tmp_path, spec("sgd", seed), curve(90.0), device=device, device_type="cuda", at_once=1,
+            started=f"2026-01-01T{started}+00:00",
+        )  # fmt: skip
+    runs = {run.spec.seed: run for run in collect([tmp_path], EXPERIMENTS).runs}
+    assert {seed: run.seconds for seed, run in runs.items()} == {0: None, 1: None, 2: 1.0, 3: 1.0}
+
+
+def test_a_run_that_went_on_later_was_on_the_gpu_until_it_stopped(tmp_path):
+    folder = write_run(tmp_path, spec("sgd", 0), curve(90.0), device="NVIDIA H200", device_type="cuda", at_once=1)
+    session = json.loads((folder / "env.json").read_text())["sessions"][0]
+    moments = ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:02+00:00", None)
+    (folder / "env.json").write_text(json.dumps({"sessions": [{**session, "started": moment} for moment in moments]}))
+    (run,) = collect([tmp_path], EXPERIMENTS).runs
+    (first, end), (second, last) = run.on_gpu
+    assert (end - first, second - end, round(last - second, 3)) == (2.0, 0.0, 4.4)
+    assert run.seconds == 1.0
 
 
 def test_a_run_measured_by_something_else_is_not_averaged(runs):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from aida.lab.runs.store import RunRecord, StoreError, read_curve, read_sessions, scan
-from aida.lab.spec import Experiment, Metric, RunSpec
+from aida.lab.spec import Experiment, RunSpec
 
 #: As the store has them, and ``other metric``: finished, but its number is not the one of its experiment.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric"]
@@ -43,6 +45,8 @@ class Run:
     device: str = ""
     #: Whether others trained on the same GPU at some time, or it is not known that none did.
     shared_gpu: bool = False
+    #: From when to when it worked on a GPU, as far as is known: an end is the next start, or all epochs' seconds later.
+    on_gpu: tuple[tuple[float, float], ...] = ()
     #: Why it does not count.
     remark: str = ""
 
@@ -95,7 +99,21 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
             run, other = sorted((runs[run.key], run), key=lambda each: not each.counts)
             unread.append(Unread(other.folder, f"the same run as {run.folder}, counted once"))
         runs[run.key] = run
-    return Collection(tuple(runs.values()), tuple(unread))
+    return Collection(tuple(_not_alone(runs.values())), tuple(unread))
+
+
+def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
+    """The runs, marked where another was on a GPU of that name at the same time, for another command perhaps."""
+    runs = tuple(runs)
+    times = sorted((run.device, *span, run.key) for run in runs for span in run.on_gpu)
+    shared: set[str] = set()
+    latest = ("", -math.inf, "")  #: of those before: the device, the latest end on it, and whose that was
+    for device, start, end, key in times:
+        if device == latest[0] and start < latest[1] and key != latest[2]:
+            shared |= {key, latest[2]}
+        if device != latest[0] or end > latest[1]:
+            latest = (device, end, key)
+    return (replace(run, shared_gpu=True) if run.key in shared else run for run in runs)
 
 
 def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]) -> Run:
@@ -112,31 +130,52 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         )
     best, last = _number(result.get("best")), _number(result.get("last"))
     sessions = _sessions(record.path)
+    rows = _rows(record.path)
     if state == "finished" and (best is None or last is None):
         remark = f"finished without a number for {metric or 'its metric'}"
     return Run(
         folder=record.path, spec=spec, state=state,
-        curve=_curve(record.path, declared, metric),
+        curve=_curve(rows, declared.key if declared else metric),
         metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
         device=str(sessions[-1].get("device", "")) if sessions else "",
         shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
+        on_gpu=_times(sessions, rows),
         remark=remark,
     )  # fmt: skip
 
 
-def _curve(folder: Path, declared: Metric | None, metric: str) -> Curve:
-    key = declared.key if declared else metric
+def _rows(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The rows of its curve, an epoch each; none where it cannot be read: then the record says so, and why."""
     try:
-        rows = read_curve(folder)
-    except StoreError:  # then the record says so, and why
-        return Curve()
+        return [row for row in read_curve(folder) if "epoch" in row]
+    except StoreError:
+        return ()
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> Curve:
     return Curve(
-        tuple(int(row["epoch"]) for row in rows if "epoch" in row),
-        tuple(_number(row.get(key)) for row in rows if "epoch" in row),
-        tuple(_number(row.get("loss")) for row in rows if "epoch" in row),
-        tuple(_number(row.get("seconds")) for row in rows if "epoch" in row),
+        tuple(int(row["epoch"]) for row in rows),
+        tuple(_number(row.get(metric)) for row in rows),
+        tuple(_number(row.get("loss")) for row in rows),
+        tuple(_number(row.get("seconds")) for row in rows),
     )
+
+
+def _times(sessions: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, float], ...]:
+    total = sum((_number(row.get(key)) or 0.0) for row in rows for key in ("seconds", "eval_seconds"))
+    starts = [_moment(each.get("started")) for each in sessions if each.get("device_type") == "cuda"]
+    known = [start for start in starts if start is not None]
+    return tuple(
+        (start, min(start + total, following)) for start, following in pairwise((*known, math.inf)) if following > start
+    )
+
+
+def _moment(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from aida.drawing import GREY, new_figure, save, styled
@@ -56,7 +57,7 @@ def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",
         for column, log in enumerate(logs):
             for row, statistic in enumerate(statistics):
                 _draw_run(axes[row, column], log, statistic, dict(zip(names, colours, strict=True)))
-            axes[0, column].set_title(_title(log))
+            axes[0, column].set_title(_title(log, statistics[0]))
             axes[-1, column].set_xlabel("step")
         for row, statistic in enumerate(statistics):
             axes[row, 0].set_ylabel(f"{_NAMES[statistic]}\nof the adaptive stepsizes")
@@ -114,7 +115,8 @@ def _draw_bounds(axis: Any, log: StepsizeLog) -> None:
         )  # fmt: skip
 
 
-def _title(log: StepsizeLog) -> str:
+def _title(log: StepsizeLog, statistic: Statistic) -> str:
+    """The method, and one number for how far its stepsizes lie apart at the end: across layers, or inside them."""
     hyper = log.layers[-1].hyper
     words = [log.method]
     if "projections" in hyper:
@@ -122,9 +124,11 @@ def _title(log: StepsizeLog) -> str:
     if "eps" in hyper:
         words.append(f"eps = {hyper['eps']:g}")
     title = ", ".join(words)
-    means = [record.mean for record in _weights(log) if record.step == log.layers[-1].step]
-    if min(means) > 0:
-        title += f"\nlargest : smallest mean: {max(means) / min(means):.3g}"
+    ends = [getattr(record, statistic) for record in _weights(log) if record.step == log.layers[-1].step]
+    if statistic == "std":
+        title += f"\nmedian layer: {median(ends):.3g}"
+    elif min(ends) > 0:
+        title += f"\nlargest : smallest mean: {max(ends) / min(ends):.3g}"
     return title
 
 
