@@ -398,7 +398,8 @@ def test_a_run_that_went_on_later_was_on_the_gpu_until_it_stopped(tmp_path):
     moments = ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:02+00:00", None)
     (folder / "env.json").write_text(json.dumps({"sessions": [{**session, "started": moment} for moment in moments]}))
     (run,) = collect([tmp_path], EXPERIMENTS).runs
-    (first, end), (second, last) = run.on_gpu
+    (device, first, end), (_, second, last) = run.on_gpu
+    assert device == "NVIDIA H200"
     assert (end - first, second - end, round(last - second, 3)) == (2.0, 0.0, 4.4)
     assert run.seconds == 1.0
 

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,8 +44,8 @@ class Run:
     device: str = ""
     #: Whether others trained on the same GPU at some time, or it is not known that none did.
     shared_gpu: bool = False
-    #: From when to when it worked on a GPU, as far as is known: an end is the next start, or all epochs' seconds later.
-    on_gpu: tuple[tuple[float, float], ...] = ()
+    #: On which GPU it worked from when to when, as far as is known: until the next start, or for all epochs' seconds.
+    on_gpu: tuple[tuple[str, float, float], ...] = ()
     #: Why it does not count.
     remark: str = ""
 
@@ -105,7 +104,7 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
 def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
     """The runs, marked where another was on a GPU of that name at the same time, for another command perhaps."""
     runs = tuple(runs)
-    times = sorted((run.device, *span, run.key) for run in runs for span in run.on_gpu)
+    times = sorted((*time, run.key) for run in runs for time in run.on_gpu)
     shared: set[str] = set()
     latest = ("", -math.inf, "")  #: of those before: the device, the latest end on it, and whose that was
     for device, start, end, key in times:
@@ -162,13 +161,17 @@ def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> Curve:
     )
 
 
-def _times(sessions: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, float], ...]:
+def _times(
+    sessions: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[str, float, float], ...]:
     total = sum((_number(row.get(key)) or 0.0) for row in rows for key in ("seconds", "eval_seconds"))
-    starts = [_moment(each.get("started")) for each in sessions if each.get("device_type") == "cuda"]
-    known = [start for start in starts if start is not None]
-    return tuple(
-        (start, min(start + total, following)) for start, following in pairwise((*known, math.inf)) if following > start
-    )
+    begun = [
+        (str(each.get("device", "")), start)
+        for each in sessions
+        if each.get("device_type") == "cuda" and (start := _moment(each.get("started"))) is not None
+    ]
+    ends = (*(start for _, start in begun[1:]), math.inf)
+    return tuple((device, start, min(start + total, end)) for (device, start), end in zip(begun, ends, strict=False))
 
 
 def _moment(text: Any) -> float | None:
