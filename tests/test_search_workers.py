@@ -198,6 +198,9 @@ def test_workers_that_die_anywhere_lose_and_double_nothing(address, tmp_path):
             each.join()
     assert crowd[-1].exitcode == 0
     assert -signal.SIGKILL in [each.exitcode for each in crowd]
+    assert complete(trials(address, made.name)) == once(made.space.grid())
+    # One may have died last of all, over a claim that came too late: whoever comes next ends it, and measures nothing.
+    claim_and_die(address, out, 0)
     found = trials(address, made.name)
     assert complete(found) == once(made.space.grid())
     assert {trial.state for trial in found} <= {TrialState.COMPLETE, TrialState.FAIL}
