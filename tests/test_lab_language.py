@@ -20,7 +20,7 @@ from aida.lab.data.text import batchify
 from aida.lab.experiments.ptb import EXPERIMENTS
 from aida.lab.models.lstm import AwdLstm, WeightDrop
 from aida.lab.task import Setting, stream
-from aida.lab.tasks import language
+from aida.lab.tasks import language, reading
 from aida.lab.tasks.language import LanguageTask, stretches
 from lab_cases import one_thread_and_a_seed, words
 from text_runs import assert_resumes_within_an_epoch, needs, setting, sgd, steps
@@ -235,9 +235,10 @@ def literal_perplexity(model: AwdLstm, columns: Tensor) -> float:
     return math.exp(total / columns[1:].numel())
 
 
-@pytest.mark.parametrize("at_once", [1, 30, 33, 8192])
-def test_perplexity_is_that_of_reading_word_by_word(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language, "AT_ONCE", at_once)
+@pytest.mark.parametrize(("at_once", "piece"), [(1, 1024), (30, 1024), (33, 20), (8192, 7), (8192, 1)])
+def test_perplexity_is_that_of_reading_word_by_word(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "AT_ONCE", at_once)
+    monkeypatch.setattr(reading, "PIECE", piece)
     task = tiny_task()
     with torch.no_grad():
         task.model.embedding.weight.mul_(8)  # else it guesses evenly, whatever it reads
@@ -248,6 +249,42 @@ def test_perplexity_is_that_of_reading_word_by_word(at_once: int, monkeypatch: p
     task.model.train()
     assert task.evaluate(False) == pytest.approx(wanted, rel=1e-5)
     assert task.model.training
+
+
+def widths_read(model: AwdLstm) -> list[int]:
+    """Grows by the number of columns of every text that the model reads from now on."""
+    widths: list[int] = []
+    model.embedding.register_forward_hook(lambda _, given, out: widths.append(given[0].shape[1]))
+    return widths
+
+
+@pytest.mark.parametrize(("forget_bias", "rounds"), [(0.0, range(2, 4)), (30.0, range(10, 11))])
+def test_pieces_are_read_until_no_start_moves(
+    forget_bias: float, rounds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PIECE", 30)
+    columns, model = batchify(text(310, 2), 1), tiny_model().eval()
+    with torch.no_grad():
+        model.embedding.weight.mul_(8)
+        for layer in model.layers:  # a forget gate of one remembers for ever; torch's second quarter is its bias
+            layer.bias_ih.view(4, -1)[1] += forget_bias
+        wanted = literal_perplexity(model, columns)
+        calls = widths_read(model)
+        assert math.exp(reading.mean_loss(model, columns).item()) == pytest.approx(wanted, rel=1e-5)
+    *read, rest = calls
+    assert set(read) == {10}, "ten pieces side by side"
+    assert len(read) in rounds
+    assert rest == 1
+
+
+def test_a_model_that_is_no_number_any_more_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PIECE", 30)
+    model = tiny_model().eval()
+    calls = widths_read(model)
+    with torch.no_grad():
+        model.layers[0].bias_ih.fill_(math.nan)
+        assert math.isnan(reading.mean_loss(model, batchify(text(301, 2), 1)).item())
+    assert calls == [10]
 
 
 def test_measuring_disturbs_no_training() -> None:

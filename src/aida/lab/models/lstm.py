@@ -152,7 +152,13 @@ class AwdLstm(nn.Module):
         return [(zeros(1, batch, width), zeros(1, batch, width)) for width in self.widths]
 
     def forward(self, tokens: Tensor, state: list[LayerState]) -> LanguageOutput:
-        """Read ``tokens`` (length, batch) on from ``state``."""
+        """Read ``tokens`` (length, batch) on from ``state``, and guess the word after each."""
+        raw, states = self.read(tokens, state)
+        dropped = locked_dropout(raw, self.dropout_output, self.training)
+        return LanguageOutput(self.guess(dropped), raw, dropped, states)
+
+    def read(self, tokens: Tensor, state: list[LayerState]) -> tuple[Tensor, list[LayerState]]:
+        """The last layer after each of ``tokens``, and the state after the last."""
         x = embedding_row_dropout(self.embedding, tokens, self.dropout_words, self.training)
         rate = self.dropout_input
         states: list[LayerState] = []
@@ -160,5 +166,8 @@ class AwdLstm(nn.Module):
             x, after = layer(locked_dropout(x, rate, self.training), before)
             states.append(after)
             rate = self.dropout_between
-        dropped = locked_dropout(x, self.dropout_output, self.training)
-        return LanguageOutput(functional.linear(dropped, self.embedding.weight, self.decoder_bias), x, dropped, states)
+        return x, states
+
+    def guess(self, dropped: Tensor) -> Tensor:
+        """Logits of the word that follows."""
+        return functional.linear(dropped, self.embedding.weight, self.decoder_bias)

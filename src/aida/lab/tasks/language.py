@@ -19,16 +19,13 @@ from aida.lab.models.lstm import AwdLstm
 from aida.lab.task import Setting, stream
 from aida.lab.tasks.descent import descend
 from aida.lab.tasks.perplexity import perplexity
+from aida.lab.tasks.reading import mean_loss
 
 #: Words a stretch has on average; the learning rate of a step is in proportion to its stretch.
 STRETCH = 70
 #: Weights of the activation penalty and of its temporal sister.
 ACTIVATION, TEMPORAL = 2.0, 1.0
 CLIP = 0.25
-
-#: Words an evaluation reads at once: long calls, because on a GPU each of their steps waits for the one
-#: before; and logits of at most 330 MB in float32.
-AT_ONCE = 8192
 
 
 class Stretch(NamedTuple):
@@ -123,7 +120,7 @@ class LanguageTask:
     def evaluate(self, final: bool) -> Mapping[str, float]:
         self.model.eval()
         with torch.no_grad(), self._setting.autocast():
-            losses = torch.stack([self._mean_loss(columns) for columns in self._measured.values()]).tolist()
+            losses = torch.stack([mean_loss(self.model, columns) for columns in self._measured.values()]).tolist()
         self.model.train()
         return {name: perplexity(loss) for name, loss in zip(self._measured, losses, strict=True)}
 
@@ -137,17 +134,3 @@ class LanguageTask:
 
     def _parts(self) -> list[Tensor]:
         return [part for layer in self._state for part in layer]
-
-    def _mean_loss(self, columns: Tensor) -> Tensor:
-        """Mean cross entropy of every word but the first of each column, float64, read from the start."""
-        length, batch = columns.shape
-        state = self.model.initial_state(batch)
-        total = torch.zeros((), dtype=torch.float64, device=columns.device)
-        rows = max(1, AT_ONCE // batch)
-        for start in range(0, length - 1, rows):
-            end = min(start + rows, length - 1)
-            out = self.model(columns[start:end], state)
-            following = columns[start + 1 : end + 1]
-            total += functional.cross_entropy(out.logits.flatten(0, 1).float(), following.flatten(), reduction="sum")
-            state = out.state
-        return total / ((length - 1) * batch)
