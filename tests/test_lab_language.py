@@ -23,7 +23,8 @@ from aida.lab.task import Setting, stream
 from aida.lab.tasks import language, reading
 from aida.lab.tasks.language import LanguageTask, stretches
 from lab_cases import one_thread_and_a_seed, words
-from text_runs import assert_resumes_within_an_epoch, needs, setting, sgd, steps
+from real_data import needs
+from text_runs import assert_resumes_within_an_epoch, setting, sgd, steps
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 

@@ -14,15 +14,7 @@ from aida.lab.data import images, local, sets, text, translation
 from aida.lab.data.errors import DataError
 from aida.lab.data.fetch import import_from
 from aida.lab.data.sets import DataFile
-
-
-def real(data):
-    """A mark that skips where the set is not under the data root."""
-    try:
-        local.require(data)
-    except DataError as error:
-        return pytest.mark.skipif(True, reason=str(error))
-    return pytest.mark.skipif(False, reason="")
+from real_data import needs
 
 
 def cifar_file(path, records: int, labels: int, classes: int, seed: int):
@@ -200,7 +192,7 @@ def test_without_spacy_and_cache_one_line_says_what_to_do():
 # the real ones
 
 
-@real(sets.CIFAR10)
+@needs(sets.CIFAR10)
 def test_real_cifar10():
     found = images.cifar10()
     assert found.train.pixels.shape == (50_000, 3, 32, 32)
@@ -211,7 +203,7 @@ def test_real_cifar10():
     assert means == pytest.approx(images.CIFAR_MEAN, abs=1e-4)
 
 
-@real(sets.CIFAR100)
+@needs(sets.CIFAR100)
 def test_real_cifar100():
     found = images.cifar100()
     assert found.train.pixels.shape == (50_000, 3, 32, 32)
@@ -219,14 +211,14 @@ def test_real_cifar100():
     assert found.test.labels.bincount().tolist() == [100] * 100
 
 
-@real(sets.PTB)
+@needs(sets.PTB)
 def test_real_penn_treebank():
     found = text.ptb()
     assert [len(row) for row in (found.train, found.valid, found.test)] == [929_589, 73_760, 82_430]
     assert len(found.words) == 10_000
 
 
-@real(sets.MULTI30K)
+@needs(sets.MULTI30K)
 def test_real_multi30k():
     folder = local.require(sets.MULTI30K)
     if not (folder / translation.CACHE).exists():
@@ -238,7 +230,7 @@ def test_real_multi30k():
     assert int((found.valid.target.lengths - 1).sum()) == 14_440, "every token but <s> is predicted"
 
 
-@real(sets.MULTI30K)
+@needs(sets.MULTI30K)
 def test_real_multi30k_vocabularies_before_merging():
     pytest.importorskip("spacy")
     for language, words in (("de", 5374), ("en", 4556)):
@@ -247,7 +239,7 @@ def test_real_multi30k_vocabularies_before_merging():
         assert len(translation.vocabulary([word.lower() for word in tokenizer(line)] for line in lines)) == words
 
 
-@real(sets.IMAGENET_SAMPLE)
+@needs(sets.IMAGENET_SAMPLE)
 def test_real_imagenet_sample():
     folder = local.require(sets.IMAGENET_SAMPLE)
     assert sets.IMAGENET_SAMPLE.tree is not None

@@ -25,7 +25,8 @@ from aida.lab.tasks import translation
 from aida.lab.tasks.packing import Place, first_fit
 from aida.lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
-from text_runs import assert_resumes_within_an_epoch, needs, pairs, setting, sgd, steps
+from real_data import needs
+from text_runs import assert_resumes_within_an_epoch, pairs, setting, sgd, steps
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 
@@ -291,7 +292,7 @@ def test_the_declaration_is_the_papers() -> None:
     assert max(experiment.paper, key=lambda method: experiment.paper[method].mean) == "aida-k2"
 
 
-@needs(sets.MULTI30K)
+@needs(sets.MULTI30K, tokenised=True)
 @pytest.mark.slow
 def test_a_short_run_on_the_real_sentences() -> None:
     task = EXPERIMENTS[0].task(setting(batch=20, limit=4))  # a tenth of the sentences: a CPU takes its time
@@ -307,7 +308,7 @@ def test_a_short_run_on_the_real_sentences() -> None:
     assert measures["valid_ppl"] < 9_000
 
 
-@needs(sets.MULTI30K)
+@needs(sets.MULTI30K, tokenised=True)
 def test_nearly_all_batches_of_the_real_sentences_are_of_one_kind() -> None:
     from aida.lab.data.translation import multi30k
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from importlib.util import find_spec
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida.lab.data import DataError, local, sets
 from aida.lab.data.translation import BEGIN, END, Pairs, Sentences
 from aida.lab.spec import Precision, RunSpec
 from aida.lab.task import Setting, Task
@@ -113,13 +110,3 @@ def assert_resumes_within_an_epoch(make: functools.partial[Any], epoch: int = 2,
         for mine, theirs in zip(module.parameters(), other.modules[name].parameters(), strict=True):
             assert torch.equal(mine, theirs)
     assert task.evaluate(False) == other.evaluate(False)
-
-
-def needs(data: sets.DataSet) -> pytest.MarkDecorator:
-    """A mark that skips where the set is not under the data root, or not tokenised and spaCy not there."""
-    try:
-        folder = local.require(data)
-    except DataError as error:
-        return pytest.mark.skipif(True, reason=str(error))
-    ready = all((folder / name).is_file() for name in data.derived) or find_spec("spacy") is not None
-    return pytest.mark.skipif(not ready, reason=f"{data.title} is not tokenised yet, and spaCy is not there")
