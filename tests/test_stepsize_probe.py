@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,20 @@ def test_explain_says_bound_eps_path_and_decay_of_every_group(capsys):
     assert "31.62" in second
     assert "L2: 0.1 * p is added to the gradient" in second
     assert "reference on cpu in float32 (1 tensor)" in second
+
+
+@pytest.mark.parametrize("name", ["aida", "adabelief", "adam-plus"])
+def test_explain_says_which_sgd_small_gradients_get(name):
+    p, q = (torch.nn.Parameter(torch.zeros(5, dtype=torch.float64)) for _ in range(2))
+    adaptive = find(name).build([p], lr=0.002, betas=(0.8, 0.999), eps=1e-8)
+    said = re.search(r"SGD with momentum ([\d.]+) and lr ([\d.]+)", explain(adaptive, show=False))
+    sgd = torch.optim.SGD([q], momentum=float(said[1]), lr=float(said[2]))
+    for _ in range(100):  # the bias correction of m is over then: 0.8**100 is 2e-10
+        before = p.detach().clone(), q.detach().clone()
+        p.grad = q.grad = torch.randn(5, dtype=torch.float64) * 1e-6  # its square is 1e-7 of eps / (1 - beta2)
+        adaptive.step()
+        sgd.step()
+    assert torch.allclose(p - before[0], q - before[1], rtol=2e-4)  # of lr four digits are said
 
 
 def test_explain_names_the_path_of_every_flag():

@@ -43,6 +43,9 @@ class Reading:
     stepsize: Stepsize | None = None
     #: What no stepsize of the group can exceed; None where nothing finite is known.
     bound: Callable[[Group], float | None] = lambda group: None
+    #: Whether eps enters the second moment: where gradients are small it alone fills it, the stepsize is at its
+    #: bound, and the update is that of SGD with momentum.
+    eps_inside: bool = False
 
 
 def outer_eps(key: str) -> Reading:
@@ -66,6 +69,7 @@ def inner_eps(key: str) -> Reading:
         keys=lambda group: (key,),
         stepsize=without_outer_eps,
         bound=lambda group: stepsize_bound(float(group["betas"][1]), group["eps"]),
+        eps_inside=True,
     )
 
 
@@ -78,6 +82,7 @@ def both_eps(key: str) -> Reading:
         keys=lambda group: (key,),
         stepsize=with_outer_eps,
         bound=lambda group: 1 / (math.sqrt(group["eps"] / (1 - float(group["betas"][1]))) + group["eps"]),
+        eps_inside=True,
     )
 
 

@@ -12,7 +12,7 @@ from aida.backends.choice import kind_of
 from aida.catalog import catalog, reading_for
 from aida.hyper import from_group
 from aida.optimizer import Aida
-from aida.readings import Group
+from aida.readings import Group, Reading
 
 
 def explain(optimizer: Optimizer, *, show: bool = True) -> str:
@@ -21,12 +21,11 @@ def explain(optimizer: Optimizer, *, show: bool = True) -> str:
     lines = []
     for index, group in enumerate(optimizer.param_groups):
         elements = sum(p.numel() for p in group["params"])
-        bound = reading.bound(group)
         lines += [
             f"{method_of(optimizer)}, group {index}: {_counted(len(group['params']), 'tensor')}, {elements:,} elements",
             f"  values        {_values(group)}",
             f"  stepsize      {reading.about}",
-            f"  its bound     {'no finite one is known' if bound is None else f'{bound:.4g}'}",
+            f"  its bound     {_bound(reading, group)}",
             f"  eps           {reading.eps}",
             f"  weight decay  {reading.weight_decay(group)}",
             f"  path          {_path(optimizer, group)}",
@@ -71,6 +70,18 @@ def _short(value: Any) -> str:
     if isinstance(value, Tensor):
         return "in a tensor" if value.device.type != "cpu" else f"{value.item():g}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _bound(reading: Reading, group: Group) -> str:
+    bound = reading.bound(group)
+    if bound is None:
+        return "no finite one is known"
+    if not reading.eps_inside:
+        return f"{bound:.4g}"
+    beta1 = float(group["betas"][0])
+    # SGD's momentum takes up the whole gradient, the average of an adaptive method 1 - beta1 of it
+    lr = float(group["lr"]) * bound * (1 - beta1)
+    return f"{bound:.4g}; where gradients are so small that it is reached: SGD with momentum {beta1:g} and lr {lr:.4g}"
 
 
 def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
