@@ -140,11 +140,12 @@ def test_runs_at_once_end_as_they_do_alone(monkeypatch):
 
 def test_settings_reach_the_run():
     words = ("--set", "betas=0.8,0.9", "--set", "nonfinite=raise", "--precision", "bf16", "--deterministic")
-    assert call("train", "digits", *words, *QUICK).exit_code == 0
+    assert call("train", "digits", "--warmup", "3", *words, *QUICK).exit_code == 0
     (record,) = records()
     assert record.spec.hyper["betas"] == [0.8, 0.9]
     assert record.spec.hyper["nonfinite"] == "raise"
     assert (record.spec.precision, record.spec.deterministic, record.spec.limit) == ("bf16", True, 2)
+    assert record.spec.warmup == 3
 
 
 @pytest.mark.parametrize(

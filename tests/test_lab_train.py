@@ -125,6 +125,15 @@ def test_limited_runs_train_and_measure_less(tmp_path: Path) -> None:
     assert run(digits(limit=2), tmp_path, CPU)["steps"] == 4
 
 
+def test_a_warm_up_reaches_the_schedule_in_a_straight_line() -> None:
+    training = Training(digits("adam", epochs=4, warmup=36), CPU)  # decays after two
+    (optimizer,) = training.optimizers.values()
+    base, used = float(optimizer.param_groups[0]["lr"]), []
+    rows = [training.train_epoch(lambda: used.append(float(optimizer.param_groups[0]["lr"]))) for _ in range(2)]
+    assert used == pytest.approx([base * min(1, n / 36) for n in range(1, 49)])
+    assert [row["lr"] for row in rows] == pytest.approx([base * 24 / 36, base])
+
+
 def test_bf16_runs_on_a_cpu(tmp_path: Path) -> None:
     assert run(digits(precision="bf16"), tmp_path, CPU)["best"] > 40
 
@@ -311,6 +320,17 @@ def test_a_spec_survives_its_file_and_keeps_its_key() -> None:
     assert again == spec
     assert again.key == spec.key
     assert replace(spec, seed=1).key != spec.key
+    warm = replace(spec, warmup=300)
+    assert warm.key != spec.key
+    assert RunSpec.from_json(warm.to_json()) == warm
+
+
+def test_kept_records_are_named_by_their_specs() -> None:
+    """A field that a spec gets later must leave the names of earlier runs as they are."""
+    kept = list((Path(__file__).parents[1] / "results").glob("*/spec.json"))
+    assert kept
+    for path in kept:
+        assert RunSpec.from_json(json.loads(path.read_text())).key == path.parent.name
 
 
 def _through_a_file(state: dict[str, Any]) -> Any:

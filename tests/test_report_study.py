@@ -250,6 +250,7 @@ def test_a_configuration_tried_in_several_shortened_ways_was_tried_once(runs):
     [
         ({"epochs": 2}, "2 of 4 epochs"),
         ({"limit": 5}, "at most 5 batches an epoch"),
+        ({"warmup": 9}, "a warm-up of 9 steps"),
         ({"batch": 16}, "batch 16 instead of 8"),
         ({"epochs": 8}, "8 of 4 epochs"),
     ],

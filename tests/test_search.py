@@ -218,7 +218,8 @@ def call(*words: object):
 
 
 def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
-    found = call("digits", "--optimizer", "adam", "--over", "eps=1e-8,1e-2", "--seeds", "0,1", *QUICK)
+    words = ("--over", "eps=1e-8,1e-2", "--seeds", "0,1", "--warmup", "3")
+    found = call("digits", "--optimizer", "adam", *words, *QUICK)
     assert found.exit_code == 0, found.output
     (path,) = (folder / "runs" / "search").glob("*.json")
     written = json.loads(path.read_text())
@@ -238,7 +239,7 @@ def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
     assert {record.state for record in scan("runs")} == {"finished"}
     assert len(scan("runs")) == 3
     for record in scan("runs"):
-        assert record.spec.limit == 2
+        assert (record.spec.limit, record.spec.warmup) == (2, 3)
 
 
 def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):

@@ -16,6 +16,9 @@ JobCount = Annotated[int, typer.Option(min=1, help="Runs at once, each in a proc
 RunsFolder = Annotated[Path, typer.Option(help="The folder of runs; made if missing.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many batches an epoch, for a trial.")]
+Warmup = Annotated[
+    int, typer.Option(min=0, metavar="STEPS", help="Reach the learning rate in a straight line over so many steps.")
+]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Only kernels that give the same bits again.")]
 Compiled = Annotated[
     bool | None,

@@ -31,6 +31,7 @@ from aida.cli.options import (
     Precision,
     RunsFolder,
     Variant,
+    Warmup,
 )
 from aida.cli.printing import console, fail, say_written, table
 from aida.cli.stopping import announced_stop, given_up_when_hurried
@@ -95,6 +96,7 @@ def search(
     data: DataRoot = None,
     device: Device = None,
     limit: Limit = None,
+    warmup: Warmup = 0,
     deterministic: Deterministic = False,
     compiled: Compiled = None,
     graph: Graph = None,
@@ -143,6 +145,7 @@ def search(
             compiled=compiled,
             deterministic=deterministic,
             limit=limit,
+            warmup=warmup,
         )
         plans = [
             plan_of(

@@ -32,6 +32,7 @@ from aida.cli.options import (
     Precision,
     RunsFolder,
     Variant,
+    Warmup,
 )
 from aida.cli.printing import console, fail, table
 from aida.cli.stopping import announced_stop, given_up_when_hurried
@@ -102,6 +103,7 @@ def train(
     data: DataRoot = None,
     device: Device = None,
     limit: Limit = None,
+    warmup: Warmup = 0,
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes, every N steps.")
     ] = None,
@@ -138,6 +140,7 @@ def train(
         deterministic=deterministic,
         probe_every=0 if probe is None else probe or None,
         limit=limit,
+        warmup=warmup,
     )
     require_data(chosen.reads(specs[0].variant), data)
     options = Options(

@@ -31,6 +31,7 @@ class Order:
     #: Steps between two stepsize measurements; None for what the experiment proposes, 0 for none.
     probe_every: int | None = 0
     limit: int | None = None
+    warmup: int = 0
 
     def specs(self) -> list[RunSpec]:
         """One run for each optimizer and seed, seeds inside; SettingError or LookupError where it makes no sense."""
@@ -46,6 +47,7 @@ class Order:
             "deterministic": self.deterministic,
             "probe_every": self.experiment.probe_every if self.probe_every is None else self.probe_every,
             "limit": self.limit,
+            "warmup": self.warmup,
         }
         methods = [self._method(name) for name in self.optimizers]
         specs = [

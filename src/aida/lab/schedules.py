@@ -40,6 +40,17 @@ class StepDecay:
 
 
 @dataclass(frozen=True)
+class WarmUp:
+    """Another schedule, reached in a straight line over the first ``steps`` steps."""
+
+    then: Schedule
+    steps: int
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        return min(1.0, (step + 1) / self.steps) * self.then.factor(epoch, step, epochs)
+
+
+@dataclass(frozen=True)
 class InverseSquareRoot:
     """The transformer's ``scale * d_model^-1/2 * min(n^-1/2, n * warmup^-3/2)`` at the n-th step, n from 1.
 

@@ -145,6 +145,8 @@ class RunSpec:
     probe_every: int = 0
     #: At most so many batches an epoch, and as many in an evaluation; None for all. For trials, not for tables.
     limit: int | None = None
+    #: Steps over which the experiment's schedule is reached in a straight line; 0 for the schedule as declared.
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         # as JSON would give it back, so that a spec read from its file is equal to the one written
@@ -162,13 +164,16 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
+        content = {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
+        if not self.warmup:
+            del content["warmup"]  # the field came later: runs made before it keep their names
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunSpec:
         """The spec a file holds; ValueError where it is none."""
         known = {each.name for each in fields(cls)}
-        given = {key: value for key, value in content.items() if key != "format"}
+        given = {"warmup": 0, **{key: value for key, value in content.items() if key != "format"}}
         if content.get("format") != FORMAT or set(given) != known:
             odd = sorted(set(given) ^ known)
             raise ValueError(

@@ -15,6 +15,7 @@ from aida.lab.environment import choose_device, set_up
 from aida.lab.experiments import find_experiment
 from aida.lab.optimizers import LearningRate, build, can_be_captured
 from aida.lab.options import Options
+from aida.lab.schedules import WarmUp
 from aida.lab.spec import RunSpec
 from aida.lab.steps import GraphSteps, PlainSteps, Steps
 from aida.lab.task import Setting
@@ -40,6 +41,8 @@ class Training:
             name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
+        declared = self.experiment.schedule
+        self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
         self.steps: Steps = (GraphSteps if captured else PlainSteps)(self.task, self.optimizers)
         self.probes: list[StepsizeProbe] = []
         self.epoch = 0  #: epochs completed
@@ -79,7 +82,7 @@ class Training:
         """Train to the end of the current epoch and measure; returns the curve's row."""
         self._began = time.perf_counter()
         steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
-        schedule, epochs = self.experiment.schedule, self.spec.epochs
+        schedule, epochs = self._schedule, self.spec.epochs
         while self.index < steps:
             index = self.index
             factor = schedule.factor(self.epoch, self.step, epochs) * self.task.lr_factor(index)

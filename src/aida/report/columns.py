@@ -88,6 +88,7 @@ class Column:
         if self.departures or self.experiment is None:
             words += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
             words += [f"limit-{known.limit}"] if known.limit else []
+            words += [f"warmup-{known.warmup}"] if known.warmup else []
         return "-".join(words)
 
     @property

@@ -36,12 +36,13 @@ class Protocol:
     precision: str
     compiled: bool
     deterministic: bool
+    warmup: int = 0
 
     @classmethod
     def of(cls, spec: RunSpec) -> Protocol:
         return cls(
             spec.experiment, spec.variant, spec.epochs, spec.batch, spec.limit or 0,
-            spec.precision, spec.compiled, spec.deterministic,
+            spec.precision, spec.compiled, spec.deterministic, spec.warmup,
         )  # fmt: skip
 
     def departures(self, experiment: Experiment | None) -> tuple[str, ...]:
@@ -53,6 +54,8 @@ class Protocol:
             found.append(f"batch {self.batch} instead of {experiment.batch}")
         if self.limit:
             found.append(f"at most {self.limit} batches an epoch")
+        if self.warmup:
+            found.append(f"a warm-up of {self.warmup} steps")
         return tuple(found)
 
     @property
