@@ -218,11 +218,8 @@ def test_real_penn_treebank():
     assert len(found.words) == 10_000
 
 
-@needs(sets.MULTI30K)
+@needs(sets.MULTI30K, tokenised=True)
 def test_real_multi30k():
-    folder = local.require(sets.MULTI30K)
-    if not (folder / translation.CACHE).exists():
-        pytest.importorskip("spacy", reason="the sentences are not tokenised yet, and spaCy is not there")
     found = translation.multi30k()
     assert [len(pairs) for pairs in (found.train, found.valid, found.test)] == [29_000, 1_014, 1_000]
     assert len(found.words) == 9521
