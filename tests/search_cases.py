@@ -77,7 +77,7 @@ def plan(optimizer: str = "sgd", over: dict[str, tuple[Any, ...]] | None = None,
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], None]) -> dict[str, Any]:
-    """No training: a rate of 0.1 is the best, of 2 breaks, and above diverges."""
+    """No training: a rate of 0.1 is the best, of 2 breaks, and above diverges; 0.3 diverges after two epochs."""
     lr = spec.hyper["lr"]
     with RunFolder.open(out, spec) as folder:
         if folder.result is not None:
@@ -95,11 +95,12 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], No
             folder.append_row(rows[-1])
             listen(Event("epoch", spec.key, epoch, spec.epochs, row=rows[-1]))
         last = rows[-1]["accuracy"]
-        state = "diverged" if lr > 2 else "finished"
-        result = {"state": state, "metric": "accuracy", "better": "higher", "best": last, "best_epoch": spec.epochs}
-        folder.finish({**result, "last": last, "epochs": spec.epochs})
+        state = "diverged" if lr > 2 or (lr == 0.3 and spec.epochs > 2) else "finished"
+        found = {"metric": "accuracy", "better": "higher", "best": last, "best_epoch": spec.epochs, "last": last}
+        result = {"state": state, **found, "epochs": spec.epochs}
+        folder.finish(result)
         listen(Event("finished", spec.key, spec.epochs, spec.epochs, row=result))
-        return {**result, "last": last}
+        return result
 
 
 def interrupted_again(*_: object) -> dict[str, Any]:

@@ -255,6 +255,16 @@ def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
     assert {record.spec.epochs for record in scan("runs")} == {1, 2}
 
 
+def test_where_the_best_does_not_hold_at_full_length_the_next_best_is_named(folder, monkeypatch):
+    monkeypatch.setattr("aida.lab.queue.attempt.RUNNER", "search_cases:run")
+    words = ("digits", "--optimizer", "sgd", "--epochs", 2, "--repeat-epochs", 4, "--over")
+    found = call(*words, "lr=0.003,0.3,0.01")
+    assert found.exit_code == 0, found.output
+    assert found.output.count("diverged") == 3
+    assert "--set lr=0.01 repeats the next best instead" in found.output
+    assert "instead" not in call(*words, "lr=0.003,0.01").output
+
+
 def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
     words = ("digits", "--optimizer", "sgd", "--seeds", "0-1", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
     found = call(*words)

@@ -241,6 +241,9 @@ def _report(found: Findings) -> None:
     for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
         if spread is not None:
             typer.echo(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
+    if found.diverged and (following := found.next_best) is not None:
+        instead = " ".join(f"--set {name}={_in_words(value)}" for name, value in following.configuration.items())
+        typer.echo(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
 
 
 def _summarise(found: Sequence[Findings]) -> None:

@@ -45,6 +45,11 @@ class Findings:
         """Repetitions that did, which are in no mean."""
         return sum(row.state == "diverged" for row in self.repetitions)
 
+    @property
+    def next_best(self) -> Row | None:
+        """What to repeat instead where the best does not hold at full length."""
+        return best_of([row for row in self.rows if row is not self.best], self.plan)
+
     def spread(self, by: By) -> Spread | None:
         """Over the repetitions; None where none has ended well."""
         measured = [row.measured for row in self.repetitions if row.measured]
