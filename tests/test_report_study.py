@@ -220,7 +220,8 @@ def test_the_survivors_of_diverged_seeds_are_not_tested_and_lead_nothing(tmp_pat
     assert not any(cell.leads for cell in column_of(study).cells)
     assert "93.05 ± 0.05, n=3, 1 diverged" in formats.markdown(tables.overview(study.paper[1]))
     (row,) = [row for row in glance(study).rows if row[0].text == "vgg11 on cifar10"]
-    assert "AdaBelief" in row[4].note, "not told apart"
+    assert [field.text for field in row[3:]] == ["none", "none", "none", "1 of 1"]
+    assert row[6].note == "AdaBelief"
 
 
 def test_a_reference_with_diverged_seeds_is_compared_with_nothing(runs):

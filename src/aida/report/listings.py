@@ -27,8 +27,9 @@ def glance(study: Study) -> Grid:
     heads = [
         Head("task", numeric=False), Head(reference), Head("paper"),
         Head("better than", f"methods that {reference} beats significantly: Holm-corrected p < {LEVEL}", False),
-        Head("not told apart from", "methods whose difference is not significant, or cannot be tested", False),
+        Head("not told apart from", "methods whose difference is not significant", False),
         Head("worse than", f"methods that beat {reference} significantly", False),
+        Head("not tested against", f"it or {reference} has a single seed, or seeds that diverged", False),
     ]  # fmt: skip
     rows = [_standing(column) for column in study.comparable]
     return grid("glance", f"{reference} on every task", heads, rows)
@@ -92,16 +93,18 @@ def _standing(column: Column) -> list[Field]:
         published = column.experiment is not None and column.reference in column.experiment.paper
         row.append(absent("of another variant" if published else "not in the paper"))
     rivals = {cell.method: cell for cell in column.cells if cell.chosen and cell.method != column.reference}
-    better, worse, unclear = [], [], []
+    better, worse, unclear, untested = [], [], [], []
     for method, cell in rivals.items():
         comparison = cell.against_reference.get("best")
-        if comparison is None or not comparison.significant:
+        if comparison is None or comparison.p is None:
+            untested.append(method)
+        elif not comparison.significant:
             unclear.append(method)
         elif (comparison.difference < 0) == (column.metric.better == "higher"):
             better.append(method)
         else:
             worse.append(method)
-    return [*row, *(_named(methods, len(rivals)) for methods in (better, unclear, worse))]
+    return [*row, *(_named(methods, len(rivals)) for methods in (better, unclear, worse, untested))]
 
 
 def _named(methods: Sequence[str], rivals: int) -> Field:
