@@ -27,9 +27,9 @@ def glance(study: Study) -> Grid:
     heads = [
         Head("task", numeric=False), Head(reference), Head("paper"),
         Head("better than", f"methods that {reference} beats significantly: Holm-corrected p < {LEVEL}", False),
-        Head("not told apart from", "methods whose difference is not significant", False),
+        Head("not told apart", "methods whose difference is not significant", False),
         Head("worse than", f"methods that beat {reference} significantly", False),
-        Head("not tested against", f"it or {reference} has a single seed, or seeds that diverged", False),
+        Head("untested", f"it or {reference} has a single seed, or seeds that diverged", False),
     ]  # fmt: skip
     rows = [_standing(column) for column in study.comparable]
     return grid("glance", f"{reference} on every task", heads, rows)
