@@ -84,6 +84,15 @@ def write_run(
     return folder
 
 
+def write_diverged_run(root: Path, wanted: RunSpec, metric: Metric = ACCURACY) -> None:
+    """A run that ended without a loss, after a good start."""
+    folder = begin_run(root, wanted, [10.0, 11.0], metric=metric)
+    write_result(
+        folder, state="diverged", reason="loss is NaN", metric=metric.key, better=metric.better, best=99.9,
+        best_epoch=1, last=None, epochs=2, steps=20, values={},
+    )  # fmt: skip
+
+
 def begin_run(
     root: Path, wanted: RunSpec, values: list[float], *, metric: Metric = ACCURACY, seconds: float = 1.0,
     device: str = "cpu", losses: list[float] | None = None, **session: Any,

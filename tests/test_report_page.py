@@ -28,6 +28,7 @@ from report_fixture import (
     experiment,
     learning_curve,
     spec,
+    write_diverged_run,
     write_run,
     write_showcase,
     write_stepsizes,
@@ -272,14 +273,16 @@ def test_a_curve_is_the_mean_over_seeds_with_a_band_of_one_deviation(tmp_path):
 
 
 def test_the_profile_by_hand(tmp_path):
+    language = EXPERIMENTS["lstm1-ptb"].metrics["default"]
     for seed in range(2):
         for method, accuracy, ppl in (("aida-k2", 90.0, 80.0), ("adam", 88.0, 60.0)):
             write_run(tmp_path, spec(method, seed), [accuracy] * 4)
-            wanted = spec(method, seed, experiment="lstm1-ptb")
-            write_run(tmp_path, wanted, [ppl] * 4, metric=EXPERIMENTS["lstm1-ptb"].metrics["default"])
-        write_run(tmp_path, spec("sgd", seed), [80.0] * 4)
+            write_run(tmp_path, spec(method, seed, experiment="lstm1-ptb"), [ppl] * 4, metric=language)
+        for method in ("sgd", "yogi"):
+            write_run(tmp_path, spec(method, seed), [80.0] * 4)
+    write_diverged_run(tmp_path, spec("sgd", 0, experiment="lstm1-ptb"), language)
     found = profile(read([tmp_path], declared=EXPERIMENTS).comparable)
-    # errors of 10, 12 and 20 %, perplexities of 80 and 60
+    # errors of 10, 12 and 20 %, perplexities of 80 and 60; Yogi was not run on both
     assert found.gaps == {
         "aida-k2": pytest.approx((0.0, 1 / 3)), "adam": pytest.approx((0.0, 0.2)), "sgd": pytest.approx((1.0,)),
     }  # fmt: skip

@@ -23,7 +23,7 @@ from report_fixture import (
     begin_run,
     experiment,
     spec,
-    write_result,
+    write_diverged_run,
     write_run,
 )
 
@@ -188,16 +188,8 @@ def test_a_lucky_single_run_does_not_displace_a_repeated_configuration(runs):
     assert any("repeat it to have it count" in remark for remark in tables.comparison(column_of(study)).remarks)
 
 
-def diverge(runs, wanted):
-    folder = begin_run(runs, wanted, [10.0, 11.0])
-    write_result(
-        folder, state="diverged", reason="loss is NaN", metric="accuracy", better="higher", best=99.9, best_epoch=1,
-        last=None, epochs=2, steps=20, values={},
-    )  # fmt: skip
-
-
 def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
-    diverge(runs, spec("adam", 3))
+    write_diverged_run(runs, spec("adam", 3))
     study = study_of(runs)
     found = cell_of(study, "adam")
     assert (len(found.chosen.counted), found.diverged) == (3, 1)
@@ -212,7 +204,7 @@ def test_the_survivors_of_diverged_seeds_are_not_tested_and_lead_nothing(tmp_pat
         write_run(runs, spec("adabelief", seed), curve(value))
         write_run(runs, spec("aida-k2", seed), curve(VALUES["aida-k2"][seed]))
     assert cell_of(study_of(runs), "adabelief").leads == {"best", "last"}
-    diverge(runs, spec("adabelief", 3))
+    write_diverged_run(runs, spec("adabelief", 3))
     study = study_of(runs)
     found = cell_of(study, "adabelief")
     assert found.against_reference["best"].p is None
@@ -225,7 +217,7 @@ def test_the_survivors_of_diverged_seeds_are_not_tested_and_lead_nothing(tmp_pat
 
 
 def test_a_reference_with_diverged_seeds_is_compared_with_nothing(runs):
-    diverge(runs, spec("aida-k2", 3))
+    write_diverged_run(runs, spec("aida-k2", 3))
     study = study_of(runs)
     assert all(found.p is None for cell in column_of(study).cells for found in cell.against_reference.values())
     assert any("n=3, 1 diverged" in field.text for row in glance(study).rows for field in row)
@@ -235,7 +227,7 @@ def test_of_two_configurations_the_one_whose_seeds_diverged_stands_behind(runs):
     for seed in range(3):
         write_run(runs, spec("adam", seed, {"eps": 1e-4}), curve(95.0))
     assert cell_of(study_of(runs), "adam").chosen.hyper["eps"] == 1e-4
-    diverge(runs, spec("adam", 3, {"eps": 1e-4}))
+    write_diverged_run(runs, spec("adam", 3, {"eps": 1e-4}))
     assert cell_of(study_of(runs), "adam").chosen.hyper["eps"] == 1e-8
 
 
