@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from aida.catalog import find
+from aida.lab.data.text import number_words
 from aida.stepsizes import read_jsonl
 
 pytest.importorskip("sklearn", reason="the examples learn scikit-learn's digits")
@@ -153,6 +154,20 @@ def test_neither_accumulating_nor_clipping_inside_the_step_changes_what_is_learn
     assert train_loss(never) != pytest.approx(train_loss(inside), rel=0.1)  # there was something to clip
     # p.grad after the step: as received, where clip_grad_norm_ overwrote it
     assert gradient_norm(outside) == pytest.approx(min(1, gradient_norm(inside)), rel=0.02)
+
+
+# -- language ----------------------------------------------------------------------------------------
+
+
+def test_a_language_model_learns_with_a_small_eps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [" ".join(f"w{(start + 3 * word) % 40}" for word in range(20)) for start in range(40)] * 2
+    monkeypatch.setattr("aida.lab.data.text.ptb", lambda _: number_words(lines, lines, lines))
+    monkeypatch.setattr(sys, "argv", ["language_model.py", "--steps", "60", "--lr", "3e-3", "--eps", "1e-8", "1e-12"])
+    output = run_source((EXAMPLES / "language_model.py").read_text(), capsys)
+    adamw, large, small = map(float, re.findall(r"validation loss ([\d.]+)", output))
+    assert 2 * small < adamw < large
 
 
 # -- stepsizes ---------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ class Aida(Optimizer):
         lr: learning rate; a one-element tensor to change it without recompiling or recapturing.
         betas: decay rates of the first and second moment.
         eps: added to the stored variance at every step; it bounds the adaptive stepsize by
-            ``sqrt((1 - beta2) / eps)``. Not an outer epsilon as in AdamW.
+            ``sqrt((1 - beta2) / eps)``. Not an outer epsilon as in AdamW, and worth a thought: 1e-8 suits
+            images; language models, whose gradients are small, learn slowly with it and want 1e-12,
+            a warm-up and a smaller lr than AdamW's.
         weight_decay: added to the gradient (L2) as in the authors' code, see ``decoupled_weight_decay``.
         projections: how many mutual projections, the paper's K; 0 is AdaBelief without its outer eps.
         xi: keeps a projection onto a zero vector defined.
