@@ -29,7 +29,7 @@ def glance(study: Study) -> Grid:
         Head("better than", f"methods that {reference} beats significantly: Holm-corrected p < {LEVEL}", False),
         Head("not told apart", "methods whose difference is not significant", False),
         Head("worse than", f"methods that beat {reference} significantly", False),
-        Head("untested", f"it or {reference} has a single seed, or seeds that diverged", False),
+        Head("untested", "methods of which no test can be made; the tables say why", False),
     ]  # fmt: skip
     rows = [_standing(column) for column in study.comparable]
     return grid("glance", f"{reference} on every task", heads, rows)
