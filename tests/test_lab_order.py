@@ -158,6 +158,8 @@ def test_labels_name_what_differs():
     ]
     longer = replace(specs[0], epochs=99)
     assert labels([specs[0], longer])[longer.key] == "aida-k1 epochs=99 seed 0"
+    warmed = replace(specs[0], warmup=9)
+    assert labels([specs[0], warmed])[warmed.key] == "aida-k1 warmup=9 seed 0"
 
 
 def test_what_differs_is_what_is_not_as_tuned():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from aida.lab.experiments import experiments
 from aida.lab.spec import RunSpec
 
-#: Beside method and seed; named in a label only where the runs at hand differ in them.
-_OTHERS = ("experiment", "variant", "epochs", "batch", "precision", "compiled", "deterministic", "limit", "probe_every")
+#: What a spec has beside method and seed; named in a label only where the runs at hand differ in it.
+_OTHERS = tuple(each.name for each in fields(RunSpec) if each.name not in ("optimizer", "hyper", "seed"))
 
 
 def differing(spec: RunSpec) -> dict[str, Any]:
