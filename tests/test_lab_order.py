@@ -8,7 +8,7 @@ import pytest
 
 from aida.lab.experiments import find_experiment
 from aida.lab.order import Order
-from aida.lab.settings_text import SettingError, parse_seeds, parse_settings
+from aida.lab.settings_text import SettingError, as_typed, parse_seeds, parse_settings
 from aida.lab.watching.labels import differing, labels
 
 DIGITS = find_experiment("digits")
@@ -142,6 +142,13 @@ def test_what_is_not_said_the_experiment_and_the_device_decide():
 def test_unknown_choices_get_the_known_ones(words, line):
     with pytest.raises(SettingError, match=line):
         order(**words).specs()
+
+
+def test_values_are_typed_as_they_are_read():
+    values = {"lr": 0.012345678901, "betas": (0.9, 0.99), "projections": 1, "amsgrad": True, "clip": None, "to": "skip"}
+    typed = as_typed(values)
+    assert parse_settings(typed) == values
+    assert not any(" " in text for text in typed)
 
 
 def test_labels_name_what_differs():

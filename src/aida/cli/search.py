@@ -242,7 +242,9 @@ def _report(found: Findings) -> None:
         if spread is not None:
             typer.echo(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        instead = " ".join(f"--set {name}={_in_words(value)}" for name, value in following.configuration.items())
+        from aida.lab.settings_text import as_typed
+
+        instead = " ".join(f"--set {text}" for text in as_typed(following.configuration))
         typer.echo(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
 
 

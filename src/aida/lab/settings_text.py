@@ -35,6 +35,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def as_typed(values: Mapping[str, Any]) -> list[str]:
+    """The texts that :func:`parse_settings` reads back as these values, to the last digit."""
+    return [
+        f"{name}={','.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+        for name, value in values.items()
+    ]
+
+
 def parse_seeds(text: str) -> tuple[int, ...]:
     """``0,1,2`` and ``0-4``, also together; in the order given, each once."""
     seeds: dict[int, None] = {}
