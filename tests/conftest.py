@@ -1,4 +1,4 @@
-"""For all tests: switches that are torch's, process-wide, and must not reach from one test into another."""
+"""For all tests: torch's process-wide switches must not reach from one into another; what needs a GPU has one."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def own_switches() -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked ``gpu`` is skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

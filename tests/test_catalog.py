@@ -205,7 +205,6 @@ def test_stepsizes_are_read_chunk_by_chunk_and_change_nothing(name: str) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @over_readable
 def test_stepsizes_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
     """Also where the step counter lies on the host, as torch's does."""

@@ -18,7 +18,6 @@ from catalog_cases import (
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @over_catalog()
 def test_a_captured_step_replays_as_eager_steps_do(name: str) -> None:
     def fresh() -> tuple[list[Parameter], Optimizer]:

@@ -231,7 +231,6 @@ def test_bfloat16_trains_float32_weights_to_a_similar_loss(root: Path, ruler: li
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_recorded_steps_of_every_kind_have_the_losses_of_plain_ones(root: Path, ruler: list[int]) -> None:
     found = []
     for steps in (PlainSteps, GraphSteps):

@@ -23,10 +23,7 @@ from aida.lab.train import Interrupted, own_stream, run
 from aida.lab.training import Training
 from text_runs import VOCABULARY, pairs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 GPU = Options(device="cuda")
 
 

@@ -284,7 +284,6 @@ def test_bfloat16_works_on_a_cpu(tree: DataSet, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_sees_the_same_images(tree: DataSet, tmp_path: Path) -> None:
     found = []
     for device in ("cpu", "cuda"):

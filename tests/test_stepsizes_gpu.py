@@ -12,7 +12,7 @@ from torch import nn
 from aida.catalog import catalog, find
 from aida.stepsizes import StepsizeProbe, histogram
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 ADAPTIVE = [name for name, entry in catalog().items() if entry.reading.stepsize is not None]
 FIELDS = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")

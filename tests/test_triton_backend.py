@@ -18,7 +18,6 @@ from aida.backends.triton import Triton
 from paths import INTERPRETED_PATHS
 
 interpreted = pytest.mark.skipif(not INTERPRETED_PATHS, reason="needs TRITON_INTERPRET=1 before Python starts")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 SHAPES = [(1,), (7,), (3, 5), (50, 70), (), (0,)]
 REFERENCE: dict[str, Any] = {"foreach": False, "fused": False}
@@ -146,7 +145,6 @@ LAYERS = [(64, 3, 3, 3), (64,), (300, 701), (), (1,), (0,), (512, 512)]
 
 
 @pytest.mark.gpu
-@gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
@@ -163,7 +161,6 @@ def test_fused_equals_reference_on_the_gpu(dtype: torch.dtype, tolerance: float,
 
 
 @pytest.mark.gpu
-@gpu
 def test_two_runs_agree_bitwise_on_the_gpu() -> None:
     runs = []
     for _ in range(2):
@@ -173,7 +170,6 @@ def test_two_runs_agree_bitwise_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=lambda options: "-".join(options) or "plain")
 def test_graph_replays_equal_eager_steps_bitwise(options: dict[str, Any]) -> None:
     """With eager steps in between, a new learning rate in place, and a NaN gradient in a replay."""
@@ -206,7 +202,6 @@ def test_graph_replays_equal_eager_steps_bitwise(options: dict[str, Any]) -> Non
 
 
 @pytest.mark.gpu
-@gpu
 def test_a_capture_without_an_eager_step_is_refused_with_the_way_out() -> None:
     params = make_params("cuda", torch.float32, LAYERS)
     optimizer = Aida(params, capturable=True)
@@ -229,7 +224,6 @@ def no_waiting() -> Iterator[None]:
 
 
 @pytest.mark.gpu
-@gpu
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"lr": torch.tensor(1e-3)}], ids=["plain", "clip", "lr"])
 def test_a_step_never_waits_for_the_device(options: dict[str, Any]) -> None:
     params = make_params("cuda", torch.float32, LAYERS)
@@ -248,7 +242,6 @@ def test_a_step_never_waits_for_the_device(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_a_fused_step_takes_no_parameter_sized_temporary() -> None:
     params = make_params("cuda", torch.float32, [(4096, 4096)])
     optimizer = Aida(params, fused=True, clip_norm=1.0, weight_decay=0.1)
@@ -264,7 +257,6 @@ def test_a_fused_step_takes_no_parameter_sized_temporary() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_grad_scaler_and_the_fused_step_agree_with_unscaled_training() -> None:
     results = []
     for scaled in (False, True):
@@ -295,7 +287,6 @@ def test_grad_scaler_and_the_fused_step_agree_with_unscaled_training() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_channels_last_may_come_after_the_first_step() -> None:
     results = []
     for turn in (False, True):
@@ -313,7 +304,6 @@ def test_channels_last_may_come_after_the_first_step() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_tensors_beyond_32_bit_indices() -> None:
     size = 2**31 + 4097
     if torch.cuda.mem_get_info()[0] < 14 * size:
@@ -330,7 +320,6 @@ def test_tensors_beyond_32_bit_indices() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_deepcopy_of_an_optimizer_that_has_stepped_on_the_gpu() -> None:
     params = make_params("cuda", torch.float32, LAYERS)
     optimizer = Aida(params)
