@@ -132,6 +132,9 @@ def test_what_is_not_said_the_experiment_and_the_device_decide():
     assert not Order(replace(DIGITS, compiled=True), device="cpu").specs()[0].compiled
     assert order(compiled=True).specs()[0].compiled
     assert order(probe_every=None).specs()[0].probe_every == DIGITS.probe_every
+    assert order(probe_every=None, limit=3).specs()[0].probe_every == 3  # else a short trial would measure nothing
+    assert order(probe_every=None, limit=10_000).specs()[0].probe_every == DIGITS.probe_every
+    assert order(probe_every=7, limit=3).specs()[0].probe_every == 7
     assert cpu.probe_every == 0
 
 

@@ -45,7 +45,7 @@ class Order:
             "variant": self._variant(),
             "compiled": compiled,
             "deterministic": self.deterministic,
-            "probe_every": self.experiment.probe_every if self.probe_every is None else self.probe_every,
+            "probe_every": self._proposed_probe() if self.probe_every is None else self.probe_every,
             "limit": self.limit,
             "warmup": self.warmup,
         }
@@ -54,6 +54,10 @@ class Order:
             RunSpec(optimizer=name, hyper=hyper, seed=seed, **rest) for name, hyper in methods for seed in self.seeds
         ]
         return list({spec.key: spec for spec in specs}.values())
+
+    def _proposed_probe(self) -> int:
+        """The experiment's number, which is about an epoch's steps; in a trial whose epochs are cut short, those."""
+        return min(self.experiment.probe_every, self.limit or self.experiment.probe_every)
 
     def _precision(self, on_gpu: bool) -> str:
         if self.precision is None:
