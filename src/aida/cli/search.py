@@ -217,6 +217,8 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
 
 def _report(found: Findings) -> None:
     """Every configuration, the best marked, and the repetitions there."""
+    from aida.lab.watching.labels import value_in_words
+
     plan = found.plan
     title = f"{plan.method} on {plan.base.experiment}: {plan.metric.title}, by the {plan.by} epoch"
     if plan.shortened:
@@ -224,7 +226,8 @@ def _report(found: Findings) -> None:
     console().print(title, markup=False, soft_wrap=True)
     drawn = table("", "", *plan.space.sets, "state", "best (epoch)", "last", "folder", dense=True)
     for row in found.rows:
-        drawn.add_row("*" if row is found.best else "", *map(_in_words, row.configuration.values()), *_measures(row))
+        mark = "*" if row is found.best else ""
+        drawn.add_row(mark, *map(value_in_words, row.configuration.values()), *_measures(row))
     console().print(drawn)
     for problem in found.problems():
         typer.echo(problem, err=True)
@@ -298,10 +301,6 @@ def _mean_in_words(found: Spread | PaperFigure | None) -> str:
     if found is None:
         return ""
     return in_words(found.mean) + ("" if found.std is None else f" ± {found.std:.2g}")
-
-
-def _in_words(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check(option: str, value: str, known: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ def differing(spec: RunSpec) -> dict[str, Any]:
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_in_words(value)}" for name, value in values.items())
+    return " ".join(f"{name}={value_in_words(value)}" for name, value in values.items())
 
 
 def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
@@ -48,7 +48,7 @@ def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
     }
 
 
-def _in_words(value: Any) -> str:
+def value_in_words(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return ",".join(map(_in_words, value))
+        return ",".join(map(value_in_words, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
