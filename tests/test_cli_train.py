@@ -152,8 +152,8 @@ def test_settings_reach_the_run():
     ("words", "every"),
     [
         (("digits",), 0),
-        (("digits", "--probe"), experiments()["digits"].probe_every),
-        (("--probe", "digits"), experiments()["digits"].probe_every),
+        (("digits", "--probe"), 2),  # once in each of its epochs, which have two batches
+        (("--probe", "digits"), 2),
         (("digits", "--probe", "1"), 1),
         (("digits", "--probe=1"), 1),
     ],
@@ -163,6 +163,7 @@ def test_probe_stands_alone_or_before_a_number(words, every):
     (record,) = records()
     assert record.spec.probe_every == every
     assert record.stepsizes_path.exists() == (every > 0)
+    assert every == 0 or record.stepsizes_path.read_text()
 
 
 def test_an_optimizer_of_ones_own_lies_where_one_works(folder):
