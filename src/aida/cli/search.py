@@ -217,6 +217,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
 
 def _report(found: Findings) -> None:
     """Every configuration, the best marked, and the repetitions there."""
+    from aida.lab.settings_text import as_typed
     from aida.lab.watching.labels import value_in_words
 
     plan = found.plan
@@ -245,8 +246,6 @@ def _report(found: Findings) -> None:
         if spread is not None:
             typer.echo(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        from aida.lab.settings_text import as_typed
-
         instead = " ".join(f"--set {text}" for text in as_typed(following.configuration))
         typer.echo(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
 

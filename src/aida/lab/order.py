@@ -57,7 +57,8 @@ class Order:
 
     def _proposed_probe(self) -> int:
         """The experiment's number, which is about an epoch's steps; in a trial whose epochs are cut short, those."""
-        return min(self.experiment.probe_every, self.limit or self.experiment.probe_every)
+        steps = self.experiment.probe_every
+        return steps if self.limit is None else min(steps, self.limit)
 
     def _precision(self, on_gpu: bool) -> str:
         if self.precision is None:
