@@ -188,6 +188,44 @@ def test_a_lucky_single_run_does_not_displace_a_repeated_configuration(runs):
     assert any("repeat it to have it count" in remark for remark in tables.comparison(column_of(study)).remarks)
 
 
+def test_values_that_the_paper_did_not_try_do_not_displace_those_it_did(runs):
+    for seed, best in enumerate((95.0, 95.1, 95.2)):
+        write_run(runs, spec("adam", seed, {"lr": 3e-3}), curve(best))  # the paper's Adam has 1e-3 and searches eps
+    study = study_of(runs)
+    found = cell_of(study, "adam")
+    assert found.chosen.hyper["lr"] == 1e-3
+    assert found.best_run(ACCURACY)[0] == 90.10
+    assert found.against_paper.p is not None
+    remarks = tables.comparison(column_of(study)).remarks
+    assert (
+        "Adam: 95.10 (n=3) with lr 0.003, which is not among the paper's values and does not stand for it." in remarks
+    )
+    listed = [row for row in tables.search(column_of(study)).rows if row[0].text == "Adam"]
+    assert [row[-1].text for row in listed] == ["chosen", "not the paper's values"]
+
+
+def test_values_that_the_paper_did_not_try_are_not_tested_against_its_figure(runs):
+    for seed in range(3):
+        write_run(
+            runs, spec("yogi", seed, {"lr": 3e-3}), curve(90.0 + seed)
+        )  # not in this paper's table: nothing to say
+    for seed in range(4):
+        write_run(
+            runs, spec("adam", seed, {"lr": 3e-3}), curve(95.0 + 0.1 * seed)
+        )  # one seed more than the paper's values
+    study = study_of(runs)
+    found = cell_of(study, "adam")
+    assert found.chosen.strays == {"lr": 3e-3}
+    assert found.against_paper.p is None
+    assert found.against_paper.reason == "not the paper's values, no test"
+    assert found.best_run(ACCURACY)[0] == pytest.approx(95.3)
+    assert not cell_of(study, "yogi").chosen.strays
+    assert "Adam: lr 0.003 is not among the paper's values." in tables.comparison(column_of(study)).remarks
+    assert "95.15 ± 0.13, n=4, not the paper's values" in formats.markdown(tables.overview(study.paper[1]))
+    written = list(csv.DictReader(formats.configurations_csv(study.columns).splitlines()))
+    assert [row["not_the_papers"] for row in written if row["method"] == "adam"] == ["lr 0.003", ""]
+
+
 def test_seeds_that_diverged_are_counted_and_have_no_number(runs):
     write_diverged_run(runs, spec("adam", 3))
     study = study_of(runs)

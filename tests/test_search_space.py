@@ -75,6 +75,36 @@ def test_projections_have_their_own_tuned_values():
     assert plan_of(Order(cifar), "aida-k2").base.hyper["eps"] == 1e-9
 
 
+def test_no_value_of_a_papers_table_strays_from_it():
+    for experiment in (each for each in experiments().values() if each.paper):
+        for method in experiment.paper:
+            made = plan_of(Order(experiment), method)
+            specs = [made.spec(each) for each in made.space.grid()]
+            assert not any(experiment.strays(each.optimizer, each.hyper) for each in specs)
+            for spec in specs:
+                changed = {**spec.hyper, "weight_decay": 0.123}
+                assert experiment.strays(spec.optimizer, changed) == {"weight_decay": 0.123}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "method", "given", "strays"),
+    [
+        ("lstm1-ptb", "adabelief", {"lr": 0.01, "eps": 1e-16}, {}),
+        ("lstm1-ptb", "adabelief", {"lr": 0.003, "eps": 1e-16}, {"lr": 0.003}),
+        ("transformer-multi30k", "adabelief", {"lr": 0.01, "eps": 1e-16}, {"lr": 0.01}),
+        ("lstm3-ptb", "sgd", {"lr": 30}, {}),  # as somebody types it
+        ("vgg11-cifar10", "adam", {"betas": (0.9, 0.99)}, {"betas": [0.9, 0.99]}),
+        ("vgg11-cifar10", "aida-k1", {"eps": 1e-9}, {"eps": 1e-9}),  # with one projection the paper has 1e-8
+        ("vgg11-cifar10", "aida-k2", {"eps": 1e-8}, {"eps": 1e-8}),
+        ("vgg11-cifar10", "aida-k2", {"clip_norm": 1.0}, {"clip_norm": 1.0}),
+    ],
+)
+def test_values_that_stray_from_the_paper_are_named(experiment, method, given, strays):
+    order = Order(find_experiment(experiment), given=given)
+    spec = plan_of(order, method).spec({})
+    assert order.experiment.strays(spec.optimizer, spec.hyper) == strays
+
+
 def test_a_value_that_is_given_is_not_searched_and_a_set_that_is_given_is():
     lstm = find_experiment("lstm1-ptb")
     assert set(space_of(lstm, "adam", {"lr": 0.01}).sets) == {"eps"}

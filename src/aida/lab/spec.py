@@ -121,6 +121,15 @@ class Experiment:
         """The sets that the paper searched for this optimizer, by hyper-parameter."""
         return find(optimizer).searched.get(self.name, {})
 
+    def strays(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run's values that the paper neither fixes nor searched; none where it is silent altogether."""
+        if not (self.name in find(optimizer).tuned or self.searched(optimizer)):
+            return {}
+        # the number of projections is part of the method's name, and other values may hang on it
+        fixed = self.tuned(optimizer, {name: value for name, value in hyper.items() if name == "projections"})
+        allowed = {**{name: (value,) for name, value in fixed.items()}, **self.searched(optimizer)}
+        return {name: value for name, value in hyper.items() if value not in _as_json(allowed.get(name, ()))}
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -150,7 +159,7 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         # as JSON would give it back, so that a spec read from its file is equal to the one written
-        object.__setattr__(self, "hyper", MappingProxyType(json.loads(json.dumps(dict(self.hyper)))))
+        object.__setattr__(self, "hyper", MappingProxyType(_as_json(dict(self.hyper))))
 
     @property
     def method(self) -> str:
@@ -181,6 +190,11 @@ class RunSpec:
                 + (f", fields missing or unknown: {', '.join(odd)}" if odd else "")
             )
         return cls(**given)
+
+
+def _as_json(value: Any) -> Any:
+    """As a file would give it back: lists for tuples."""
+    return json.loads(json.dumps(value))
 
 
 def _fields_of(spec: RunSpec) -> dict[str, Any]:

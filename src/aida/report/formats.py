@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aida.report import words
 from aida.report.collect import Run
 from aida.report.columns import Cell, Column
 from aida.report.grids import Field, Grid
@@ -129,6 +130,7 @@ def _of_configuration(each: Configuration) -> dict[str, Any]:
         "diverged": each.diverged,
         "not_finished": each.open,
         "runs": " ".join(run.key for run in each.runs),
+        "not_the_papers": words.settings(each.strays),
         **{f"hyper.{name}": value for name, value in each.hyper.items()},
     }
 

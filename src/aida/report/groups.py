@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -79,6 +79,8 @@ class Configuration:
     runs: tuple[Run, ...]
     #: Runs of a seed that is there already.
     repeats: tuple[Run, ...] = ()
+    #: Values that the paper neither fixes nor searched, where its figure for the method stands beside them.
+    strays: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def id(self) -> str:
@@ -124,16 +126,19 @@ def configurations(runs: Iterable[Run]) -> list[Configuration]:
 
 
 def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration]:
-    """The best first: most finished seeds, then fewest diverged ones, then the better mean at the best epoch.
+    """The best first: most finished seeds, the paper's values, fewest diverged seeds, the better mean.
 
     Seeds come first so that a configuration measured again and again is not displaced by one lucky run of
-    another; diverged ones before the mean, which is that of the survivors.
+    another; the paper's values, because its own figure was the best of those alone; diverged seeds before the
+    mean at the best epoch, which is that of the survivors.
     """
     sign = -1.0 if metric.better == "higher" else 1.0
 
-    def rank(each: Configuration) -> tuple[int, int, float, str]:
-        summary = each.summary("best")
-        return (-summary.n, each.diverged, sign * summary.mean, each.id) if summary else (0, 0, 0.0, each.id)
+    def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
+        summary, strays = each.summary("best"), bool(each.strays)
+        if summary is None:
+            return 0, strays, 0, 0.0, each.id
+        return -summary.n, strays, each.diverged, sign * summary.mean, each.id
 
     return sorted(found, key=rank)
 

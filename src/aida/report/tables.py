@@ -14,6 +14,7 @@ from aida.report.statistics import Comparison
 from aida.report.study import Table
 
 NO_RUNS = "no runs"
+NOT_THE_PAPERS = "not the paper's values"
 
 
 def comparison(column: Column) -> Grid:
@@ -96,7 +97,7 @@ def search(column: Column) -> Grid:
                     Field(words.spread(last, digits), last.mean, opens=each.id) if last else absent(""),
                     Field(str(each.diverged or ""), each.diverged),
                     Field(str(each.open or ""), each.open),
-                    Field("chosen" if each is cell.chosen else ""),
+                    Field("; ".join(["chosen"] * (each is cell.chosen) + [NOT_THE_PAPERS] * bool(each.strays))),
                 ]
             )
     return grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows)
@@ -161,7 +162,7 @@ def _overview_field(cell: Cell, column: Column) -> Field:
     best = cell.summary("best")
     if cell.chosen is None or best is None:
         return Field(why_empty(cell), note=paper, faint=True)
-    text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
+    text = ", ".join([words.spread(best, digits), seeds(cell.chosen), *[NOT_THE_PAPERS] * bool(cell.chosen.strays)])
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
 
 
@@ -247,17 +248,35 @@ def _remarks(column: Column) -> Sequence[str]:
     for cell in column.cells:
         if cell.chosen is None:
             continue
-        for other in cell.configurations[1:]:
-            mean, chosen = other.summary("best"), cell.summary("best")
-            if mean and chosen and mean.n < chosen.n and column.metric.improves(mean.mean, chosen.mean):
-                said.append(
-                    f"{title(cell.method)}: a configuration with fewer seeds has a better mean, "
-                    f"{words.number(mean.mean, column_digits(column))} (n={mean.n}); repeat it to have it count."
-                )
-                break
+        said += _passed_over(cell, column)
     places = sorted({run.device for cell in column.cells if cell.chosen for run in cell.chosen.counted if run.device})
     if len(places) > 1:
         said.append(f"Times are from different devices and compare little: {', '.join(places)}.")
     if experiment is not None and experiment.notes:
         said.append(experiment.notes)
     return said
+
+
+def _passed_over(cell: Cell, column: Column) -> list[str]:
+    """Where what stands for a method is not the paper's, or is not what has its best mean."""
+    chosen, mean = cell.chosen, cell.summary("best")
+    assert chosen is not None
+    assert mean is not None
+    name, digits = title(cell.method), column_digits(column)
+    own = f"{name}: {words.settings(chosen.strays)} is not among the paper's values." if chosen.strays else ""
+    stray = rare = ""
+    for other in cell.configurations[1:]:  # ranked: the first of a kind is the one to name
+        found = other.summary("best")
+        if found is None or not column.metric.improves(found.mean, mean.mean):
+            continue
+        number = f"{words.number(found.mean, digits)} (n={found.n})"
+        if other.strays and not chosen.strays:
+            stray = stray or (
+                f"{name}: {number} with {words.settings(other.strays)}, which is not among the paper's values "
+                "and does not stand for it."
+            )
+        elif found.n < mean.n:
+            rare = rare or (
+                f"{name}: a configuration with fewer seeds has a better mean, {number}; repeat it to have it count."
+            )
+    return [said for said in (own, stray, rare) if said]
