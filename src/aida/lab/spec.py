@@ -117,18 +117,25 @@ class Experiment:
                 values.update(each.values)
         return {**values, **given}
 
+    def untuned(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run's values that are not the tuned ones."""
+        # the number of projections is in the method's name, and tuned values depend on it
+        named = {name: value for name, value in hyper.items() if name == "projections"}
+        tuned = _as_json(self.tuned(optimizer, named))
+        return {name: value for name, value in hyper.items() if name not in tuned or tuned[name] != value}
+
     def searched(self, optimizer: str) -> Mapping[str, tuple[Any, ...]]:
         """The sets that the paper searched for this optimizer, by hyper-parameter."""
         return find(optimizer).searched.get(self.name, {})
 
     def strays(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a run's values that the paper neither fixes nor searched; none where it is silent altogether."""
-        if not (self.name in find(optimizer).tuned or self.searched(optimizer)):
+        searched = self.searched(optimizer)
+        if not searched and self.name not in find(optimizer).tuned:
             return {}
-        # the number of projections is part of the method's name, and other values may hang on it
-        fixed = self.tuned(optimizer, {name: value for name, value in hyper.items() if name == "projections"})
-        allowed = {**{name: (value,) for name, value in fixed.items()}, **self.searched(optimizer)}
-        return {name: value for name, value in hyper.items() if value not in _as_json(allowed.get(name, ()))}
+        fixed = self.untuned(optimizer, {name: value for name, value in hyper.items() if name not in searched})
+        sets = _as_json(dict(searched))
+        return {**fixed, **{name: value for name, value in hyper.items() if name in sets and value not in sets[name]}}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -19,10 +18,7 @@ def differing(spec: RunSpec) -> dict[str, Any]:
     experiment = experiments().get(spec.experiment)
     if experiment is None or ":" in spec.optimizer:
         return dict(spec.hyper)
-    # the number of projections is in the method's name, and tuned values depend on it
-    named = {"projections": spec.hyper["projections"]} if spec.optimizer == "aida" else {}
-    tuned = json.loads(json.dumps(experiment.tuned(spec.optimizer, named)))
-    return {name: value for name, value in spec.hyper.items() if name not in tuned or tuned[name] != value}
+    return experiment.untuned(spec.optimizer, spec.hyper)
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:
