@@ -69,6 +69,14 @@ def test_list_describes_each_in_full(name):
     assert "defaults" in found.output
 
 
+def test_list_says_what_is_fixed_and_what_is_searched():
+    lines = [" ".join(line.split()) for line in call("list", "yogi").output.splitlines()]
+    (tuned,) = [index for index, line in enumerate(lines) if line.startswith("│ lstm1-ptb │")]
+    assert lines[tuned] == "│ lstm1-ptb │ betas (0.9, 0.999), weight_decay 1.2e-06 │"
+    assert lines[tuned + 1] == "│ lstm2-ptb │ searched: lr 0.01, 0.001 │"  # the same for all three: they share a block
+    assert lines[tuned + 2] == "│ lstm3-ptb │ searched: eps 0.01, 0.001, 0.0001, 1e-05 │"
+
+
 def test_an_unknown_optimizer_gets_the_known_names():
     found = call("list", "adambelief")
     assert found.exit_code == 2

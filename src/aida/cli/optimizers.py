@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.printing import console, fail, say_written, table, values_in_words
+from aida.cli.printing import console, fail, say_written, table, value_in_words, values_in_words
 
 if TYPE_CHECKING:
     from aida.stepsizes.sinks import StepsizeLog
@@ -32,7 +32,10 @@ def list_optimizers(
     for entry in catalog().values():
         drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
     console().print(drawn)
-    console().print("aida list NAME shows one in full: defaults, tuned values, where eps sits.", style="dim")
+    console().print(
+        "aida list NAME shows one in full: defaults, what each experiment fixes and searches, where eps sits.",
+        style="dim",
+    )
 
 
 def theory(
@@ -124,11 +127,22 @@ def _describe(entry: Any) -> None:
         "update": entry.rule,
         "paper": str(entry.paper),
         "defaults": values_in_words(entry.defaults),
-        **{f"tuned for {name}": values_in_words(values) for name, values in entry.tuned.items() if values},
+        **(experiments := _by_experiment(entry)),
         "stepsize": entry.reading.about + ("" if bound is None else f"; at most {bound:.4g} with the defaults"),
         "eps": entry.reading.eps,
         "notes": entry.notes,
     }
     for name, text in rows.items():
-        drawn.add_row(name, text)
+        drawn.add_row(name, text, end_section=name == "defaults" or name in experiments)
     console().print(drawn)
+
+
+def _by_experiment(entry: Any) -> dict[str, str]:
+    """What is fixed and what is searched, by experiment; experiments with the same values together."""
+    names: dict[str, list[str]] = {}
+    for experiment in dict.fromkeys([*entry.tuned, *entry.searched]):
+        said = [values_in_words(entry.tuned.get(experiment, {}))]
+        for setting, values in entry.searched.get(experiment, {}).items():
+            said.append(f"searched: {setting} {', '.join(map(value_in_words, values))}")
+        names.setdefault("\n".join(filter(None, said)), []).append(experiment)
+    return {"\n".join(experiments): values for values, experiments in names.items() if values}
