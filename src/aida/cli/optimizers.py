@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.printing import console, fail, say_written, table, value_in_words, values_in_words
+from aida.cli.printing import console, fail, say_written, table, values_in_words
 
 if TYPE_CHECKING:
     from aida.stepsizes.sinks import StepsizeLog
@@ -139,6 +139,8 @@ def _describe(entry: Any) -> None:
 
 def _by_experiment(entry: Any) -> dict[str, str]:
     """What is fixed and what is searched, by experiment; experiments with the same values together."""
+    from aida.lab.watching.labels import value_in_words
+
     names: dict[str, list[str]] = {}
     for experiment in dict.fromkeys([*entry.tuned, *entry.searched]):
         said = [values_in_words(entry.tuned.get(experiment, {}))]

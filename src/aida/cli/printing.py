@@ -46,11 +46,9 @@ def say_written(paths: Iterable[Path]) -> None:
 
 
 def values_in_words(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value_in_words(value)}" for key, value in values.items())
-
-
-def value_in_words(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )
 
 
 def fail(message: str) -> NoReturn:

@@ -17,6 +17,9 @@ from aida.report.statistics import Comparison, Summary, against_published, compa
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
+#: What is said of a configuration that strays.
+NOT_THE_PAPERS = "not the paper's values"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -225,11 +228,11 @@ def _against_paper(cell: Cell, metric: Metric) -> Comparison | None:
     ours = cell.summary("best")
     if ours is None or cell.chosen is None or cell.paper is None:
         return None
-    number = cell.best_run(metric)[0] if cell.paper.best else ours.mean
+    difference = (cell.best_run(metric)[0] if cell.paper.best else ours.mean) - cell.paper.mean
     if cell.chosen.strays:
-        return Comparison(number - cell.paper.mean, reason="not the paper's values, no test")
+        return Comparison(difference, reason=f"{NOT_THE_PAPERS}, no test")
     if cell.paper.best:
-        return Comparison(number - cell.paper.mean, reason="best of all runs, no test")
+        return Comparison(difference, reason="best of all runs, no test")
     if cell.chosen.diverged:
-        return _untested(ours.mean - cell.paper.mean)
+        return _untested(difference)
     return against_published(ours, cell.paper.mean, cell.paper.std)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aida.report import words
-from aida.report.columns import Cell, Column, paper_variant
+from aida.report.columns import NOT_THE_PAPERS, Cell, Column, paper_variant
 from aida.report.grids import Field, Grid, Head, absent, grid
 from aida.report.groups import Configuration, Measure
 from aida.report.naming import ordered, title
@@ -14,7 +14,6 @@ from aida.report.statistics import Comparison
 from aida.report.study import Table
 
 NO_RUNS = "no runs"
-NOT_THE_PAPERS = "not the paper's values"
 
 
 def comparison(column: Column) -> Grid:
@@ -97,10 +96,16 @@ def search(column: Column) -> Grid:
                     Field(words.spread(last, digits), last.mean, opens=each.id) if last else absent(""),
                     Field(str(each.diverged or ""), each.diverged),
                     Field(str(each.open or ""), each.open),
-                    Field("; ".join(["chosen"] * (each is cell.chosen) + [NOT_THE_PAPERS] * bool(each.strays))),
+                    Field(_standing(each, cell)),
                 ]
             )
     return grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows)
+
+
+def _standing(each: Configuration, cell: Cell) -> str:
+    said = ["chosen"] if each is cell.chosen else []
+    said += [NOT_THE_PAPERS] if each.strays else []
+    return "; ".join(said)
 
 
 def varied_settings(column: Column) -> dict[str, list[str]]:
@@ -162,7 +167,8 @@ def _overview_field(cell: Cell, column: Column) -> Field:
     best = cell.summary("best")
     if cell.chosen is None or best is None:
         return Field(why_empty(cell), note=paper, faint=True)
-    text = ", ".join([words.spread(best, digits), seeds(cell.chosen), *[NOT_THE_PAPERS] * bool(cell.chosen.strays)])
+    text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
+    text += f", {NOT_THE_PAPERS}" if cell.chosen.strays else ""
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
 
 
