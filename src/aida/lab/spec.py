@@ -166,7 +166,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         # as JSON would give it back, so that a spec read from its file is equal to the one written
-        object.__setattr__(self, "hyper", MappingProxyType(_as_json(dict(self.hyper))))
+        hyper = _as_json(dict(self.hyper))
+        if self.optimizer == "aida":  # the meaning of the runs that were made when this was the default
+            hyper.setdefault("decoupled_weight_decay", False)
+        object.__setattr__(self, "hyper", MappingProxyType(hyper))
 
     @property
     def method(self) -> str:
@@ -181,8 +184,11 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         content = {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
+        # what came later, or was not said, is left out: runs made before keep their names
         if not self.warmup:
-            del content["warmup"]  # the field came later: runs made before it keep their names
+            del content["warmup"]
+        if self.optimizer == "aida" and not self.hyper["decoupled_weight_decay"]:
+            del content["hyper"]["decoupled_weight_decay"]
         return content
 
     @classmethod
