@@ -65,6 +65,14 @@ class Adjustment:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """When SGD gives way to ASGD: an epoch's ``key`` is above the lowest of all before it but the last ``interval``."""
+
+    key: str
+    interval: int
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One task of the comparison, declared. Tuned values and search sets live with the optimizers."""
 
@@ -86,6 +94,8 @@ class Experiment:
     paper: Mapping[str, PaperFigure] = field(default_factory=lambda: MappingProxyType({}))
     #: The variant that those figures compare with; empty for the default.
     paper_variant: str = ""
+    #: Variants in which SGD gives way to ASGD; the paper's figure for SGD compares with these too.
+    switches: Mapping[str, Switch] = field(default_factory=lambda: MappingProxyType({}))
     adjustments: tuple[Adjustment, ...] = ()
     #: Data sets of the variants that read others.
     variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -101,6 +111,12 @@ class Experiment:
     @property
     def variants(self) -> tuple[str, ...]:
         return tuple(self.metrics)
+
+    def figures(self, variant: str) -> Mapping[str, PaperFigure]:
+        """The paper's figures that runs of a variant compare with."""
+        if variant == (self.paper_variant or self.variants[0]):
+            return self.paper
+        return {method: figure for method, figure in self.paper.items() if method == "sgd" and variant in self.switches}
 
     def reads(self, variant: str) -> tuple[str, ...]:
         """The data sets of a variant."""

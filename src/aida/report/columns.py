@@ -138,8 +138,8 @@ def column(
     groups: dict[str, list[Configuration]] = {}
     paper: Mapping[str, PaperFigure] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        groups = {method: [] for method in experiment.paper}
-        paper = experiment.paper if protocol.variant == paper_variant(experiment) else {}
+        paper = experiment.figures(protocol.variant)
+        groups = {method: [] for method in paper or experiment.paper}
     for each in found:
         strays = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
         groups.setdefault(each.method, []).append(replace(each, strays=strays))
