@@ -125,6 +125,21 @@ def test_nothing_is_bold_without_its_test(runs):
                     assert method.leads or any(p is not None and p < 0.05 for p in tested)
 
 
+def test_a_table_says_what_bold_means_in_it(tmp_path):
+    for method, level in (("aida-k2", 91.0), ("adam", 80.0), ("sgd", 70.0)):
+        for seed in range(2):
+            write_run(tmp_path, spec(method, seed), curve(level + seed / 100))
+    for rest, said in (("", True), ("yogi", False)):  # a method with one run, which nobody has beaten by a test
+        if rest:
+            write_run(tmp_path, spec(rest, 0), curve(60.0))
+        study = study_of(tmp_path)
+        grids = [tables.overview(study.paper[1]), tables.comparison(column_of(study))]
+        for grid in grids:
+            assert any("Bold mean: the best of its column" in remark for remark in grid.remarks) is said
+            assert any(field.bold for row in grid.rows for field in row if "±" in field.text) is said
+        assert "Bold p-value: below 0.05." in grids[1].remarks
+
+
 def test_one_seed_says_so_instead_of_a_test(runs):
     write_run(runs, spec("yogi", 0), curve(88.0))
     found = cell_of(study_of(runs), "yogi")

@@ -235,8 +235,8 @@ def _leader(
 ) -> str | None:  # fmt: skip
     """The method with the best mean, if it differs significantly from every other one; None if it is alone.
 
-    Dunnett's test with the best method as control is a comparison with the best after Hsu, whose one-sided form
-    would be enough; so the choice of the control needs no further correction. A method with diverged seeds leads
+    Dunnett's test with the best method as the control is Hsu's comparison with the best, for which a one-sided test
+    is enough: choosing the control by its mean needs no further adjustment. A method with diverged seeds leads
     nothing, and is no rival to one without whose mean is better. ``family`` are the tests against the reference.
     """
     if not values:

@@ -16,7 +16,9 @@ from aida.report.study import Table
 
 NO_RUNS = "no runs"
 
-_BOLD_MEAN = f"Bold mean: the best of its column, and different from every other one with p < {LEVEL}."
+_BOLD_MEAN = (
+    f"Bold mean: the best of its column, and different from every other method without diverged seeds with p < {LEVEL}."
+)
 _BOLD_P = f"Bold p-value: below {LEVEL}."
 
 
