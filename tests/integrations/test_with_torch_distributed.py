@@ -24,6 +24,7 @@ def under_fsdp1(steps_before: int, **options: Any) -> list[Tensor]:
     optimizer = Aida(model.parameters(), lr=tiny.LR)
     if steps_before:
         tiny.train(model, [optimizer])
+        optimizer.zero_grad()
     strategy = ShardingStrategy[options.pop("strategy", "FULL_SHARD")]
     wrapped = FullyShardedDataParallel(
         model, device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=strategy
