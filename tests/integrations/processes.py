@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-LIMIT = 120.0  #: seconds until processes that wait for one another are given up
+LIMIT = 300.0  #: seconds until processes that wait for one another are given up
 
 
 @dataclass(frozen=True)

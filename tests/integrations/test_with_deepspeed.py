@@ -19,19 +19,21 @@ pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.integrations
 
 
-def engine_for(model: nn.Module, groups: Any, stage: int, **config: Any) -> Any:
+def imported() -> Any:
+    """DeepSpeed without its own collectives in shared memory, which it would compile for minutes: gloo does."""
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def by_deepspeed(model: nn.Module, groups: Any, stage: int, **config: Any) -> list[Tensor]:
     config |= {
         "train_micro_batch_size_per_gpu": 8,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,  # as accelerate and the Hugging Face Trainer set it
     }
-    return deepspeed.initialize(model=model, optimizer=Aida(groups, lr=tiny.LR), config=config)[0]
-
-
-def by_deepspeed(model: nn.Module, groups: Any, stage: int, **config: Any) -> list[Tensor]:
-    engine = engine_for(model, groups, stage, **config)
+    engine = imported().initialize(model=model, optimizer=Aida(groups, lr=tiny.LR), config=config)[0]
     x, y = (t.to(next(model.parameters()).dtype) for t in tiny.data())
     for _ in range(tiny.STEPS):
         engine.backward(nn.functional.mse_loss(engine(x), y))
@@ -56,9 +58,7 @@ def in_two_groups(stage: int) -> list[Tensor]:
 
 def partitioned_from_birth(stage: int) -> list[Tensor]:
     """As the Hugging Face Trainer loads a model under stage 3: parameters are empty when the optimizer is built."""
-    import deepspeed
-
-    with deepspeed.zero.Init(config_dict_or_path={"zero_optimization": {"stage": stage}, "train_batch_size": 16}):
+    with imported().zero.Init(config_dict_or_path={"zero_optimization": {"stage": stage}, "train_batch_size": 16}):
         model = tiny.net()
     return by_deepspeed(model, model.parameters(), stage)
 
@@ -72,6 +72,7 @@ def by_accelerate(stage: int) -> list[Tensor]:
     """accelerate's plugin, which turns ZeRO on where the user asked for a stage."""
     from accelerate import Accelerator, DeepSpeedPlugin
 
+    imported()
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage))
     accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 8
     model = tiny.net()
