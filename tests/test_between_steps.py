@@ -173,6 +173,8 @@ def result(optimizer: Aida, params: list[Parameter]) -> list[Any]:
 @over_paths(NATIVE_PATHS)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_change_between_steps_is_seen(path: Path, change: Change) -> None:
+    if path.device == "cuda" and change is send_the_state_dict_through_a_queue:
+        pytest.skip("the process that shares CUDA memory cannot receive it")
     remembering, params = start(path)
     forgetful, twins = start(path)
     for step in range(5):

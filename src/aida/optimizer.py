@@ -109,7 +109,6 @@ class Aida(Optimizer):
             "differentiable": differentiable,
         }
         check_group(defaults)
-        self._given = GivenParams()
         self._part_builder = None if torch.compiler.is_compiling() else part_builder()
         self._forget()
         super().__init__(params, defaults)
@@ -153,7 +152,7 @@ class Aida(Optimizer):
         drop_duplicates(group)
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
-        self._given.add(group)
+        self.__dict__.setdefault("_given", GivenParams()).add(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""

@@ -29,7 +29,7 @@ CLIP_GUARD = 1e-6
 
 
 class Products(NamedTuple):
-    """The three inner products of one layer, after the first moment took the gradient in. Summed up in float64."""
+    """The three inner products of one layer, after the first moment took the gradient in."""
 
     dot: Tensor  #: <m, g>
     mm: Tensor  #: |m|^2
@@ -37,7 +37,7 @@ class Products(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """The inner products of one layer's *old* first moment, raw gradient and parameter.
+    """The inner products of one layer's *old* first moment, gradient and parameter, summed up in float64.
 
     Enough to get :class:`Products` for any rescaling of the gradient, so that a clip coefficient
     which is known only after all layers were reduced needs no second pass over memory.

@@ -48,8 +48,7 @@ struct coefficients {
 /* -- the loops over elements, for every storage type and instruction set -------------------------------------- */
 
 struct kernels {
-    void (*products)(const struct stretch *, const struct coefficients *, double *);
-    void (*gram)(const struct stretch *, const struct coefficients *, double *);
+    void (*gram)(const struct stretch *, const struct coefficients *, double *, int);
     void (*update)(const struct stretch *, const struct coefficients *);
 };
 
@@ -105,12 +104,14 @@ static void begin_coefficients(const struct job *job, const double *value, struc
 static void finish_coefficients(const struct job *job, int64_t tensor, const double *value, struct coefficients *c)
 {
     const double step = (double)*counter_of(job, STEP, tensor) + 1;
-    double products[SUMS];
-    memcpy(products, job->sums + SUMS * tensor, sizeof products);
-    if (value[CLIP_NORM] != 0) {
+    const int clips = value[CLIP_NORM] != 0;
+    if (clips)
         c->scale *= clip_coefficient(job->squared_norm, value[CLIP_NORM]);
-        rescaled_products(job->sums + SUMS * tensor, c->scale, value[BETA1], value[L2], products);
-    }
+    const double *sums = job->sums + SUMS * tensor;
+    const struct products products = clips ? rescaled_products(sums, c->scale, value[BETA1], value[L2])
+                                     : job->storage == FLOAT64
+                                         ? (struct products){.dot = sums[MG], .mm = sums[MM], .gg = sums[GG]}
+                                         : rescaled_products(sums, 1, value[BETA1], 0);
     residual_coefficients(products, (int64_t)value[PROJECTIONS], value[XI], &c->residual_m, &c->residual_g);
     c->beta2 = value[BETA2];
     c->eps = value[EPS];
@@ -129,7 +130,7 @@ static void reduce_chunks(const struct job *job, int64_t first, int64_t last)
         const struct stretch at = stretch_of(job, tensor, chunk);
         struct coefficients c;
         begin_coefficients(job, value, &c);
-        (value[CLIP_NORM] != 0 ? kernels->gram : kernels->products)(&at, &c, job->partial + SUMS * chunk);
+        kernels->gram(&at, &c, job->partial + SUMS * chunk, value[CLIP_NORM] != 0);
     }
 }
 
@@ -139,12 +140,12 @@ static const double largest[STORAGES] = {
 
 static void sum_chunks(const struct job *job, int64_t tensor)
 {
-    const int64_t columns = values_of(job, tensor)[CLIP_NORM] != 0 ? SUMS : GG + 1;
+    const int clips = values_of(job, tensor)[CLIP_NORM] != 0;
     for (int64_t chunk = job->first_chunk[tensor]; chunk < job->first_chunk[tensor + 1]; chunk++)
-        for (int64_t column = 0; column < columns; column++)
+        for (int64_t column = 0; column < SUMS; column++)
             job->sums[SUMS * tensor + column] += job->partial[SUMS * chunk + column];
     /* rule.is_usable: without clipping, the squares must fit into the second moment. False for NaN. */
-    job->finite[tensor] = job->sums[SUMS * tensor + GG] <= (columns == SUMS ? DBL_MAX : largest[job->storage]);
+    job->finite[tensor] = job->sums[SUMS * tensor + GG] <= (clips ? DBL_MAX : largest[job->storage]);
 }
 
 static void apply_chunks(const struct job *job, int64_t first, int64_t last)
@@ -344,7 +345,7 @@ EXPORT void aida_reduce(struct job *job)
     for (int64_t tensor = 0; tensor < job->tensors; tensor++) {
         const double *value = values_of(job, tensor);
         if (value[CLIP_NORM] != 0 && may_change(job, tensor, value))
-            job->squared_norm += job->sums[SUMS * tensor + GRAM_GG] / (job->grad_scale * job->grad_scale);
+            job->squared_norm += job->sums[SUMS * tensor + GG] / (job->grad_scale * job->grad_scale);
     }
 }
 

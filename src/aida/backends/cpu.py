@@ -17,12 +17,13 @@ from aida.backends import Batch
 from aida.backends.library import Job, address_of, library
 from aida.backends.tables import is_dense, note_write, value_rows
 from aida.hyper import Hyper
+from aida.rule import Gram
 
 #: What parameters and gradients may be stored as, and the library's number for it.
 STORAGE = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
-#: Columns of the library's sums: rule.Products or rule.Gram.
-SUMS = 6
+#: Columns of the library's sums.
+SUMS = len(Gram._fields)
 
 
 def available() -> bool:

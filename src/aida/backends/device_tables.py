@@ -127,6 +127,7 @@ def _launches_dependently(device: torch.device) -> bool:
 
 def _chunk_map(sizes: list[int], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
     counts = [-(-size // chunk) for size in sizes]
-    first = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-    tensor_of = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), torch.tensor(counts))
+    with torch.device("cpu"):  # whatever the default is
+        first = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        tensor_of = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), torch.tensor(counts))
     return tensor_of.to(device), first.to(device), sum(counts)

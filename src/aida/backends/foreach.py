@@ -58,7 +58,7 @@ class Coefficients:
 class Foreach:
     def __init__(self) -> None:
         self._finite: Tensor | None = None
-        self._sums: list[Tensor] = []  # a run's inner products, (tensors, 3 or 6)
+        self._sums: list[Gram] = []  # of each run, a number per tensor
 
     def reduce(self, batch: Batch) -> Tensor | None:
         self._sums = []
@@ -67,10 +67,10 @@ class Foreach:
         for hyper, where in batch.slices():
             scale = _grad_scale(batch, hyper)
             clips = hyper.clip_norm is not None
-            sums = _reduce_gram(batch, where, hyper) if clips else _reduce_products(batch, where, hyper, scale)
-            ok = is_usable(sums[:, 2], batch.exp_avgs[where.start].dtype, clips)
+            sums = _reduce(batch, where, hyper, scale)
+            ok = is_usable(sums.gg, batch.exp_avgs[where.start].dtype, clips)
             if clips:
-                squared = sums[:, 2] * scale * scale
+                squared = sums.gg * scale * scale
                 if hyper.nonfinite == "skip":
                     squared = torch.where(ok, squared, torch.zeros_like(squared))
                 total = squared.sum() if total is None else total + squared.sum()
@@ -86,13 +86,15 @@ class Foreach:
     def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
         assert self._finite is not None
         for (hyper, where), sums in zip(batch.slices(), self._sums, strict=True):
-            scale = _grad_scale(batch, hyper).expand(len(sums))
-            if hyper.clip_norm is None:
-                products = Products(*sums.unbind(1))
+            scale = _grad_scale(batch, hyper).expand_as(sums.gg)
+            if _takes_new(batch, hyper):
+                products = Products(sums.mg, sums.mm, sums.gg)
+            elif hyper.clip_norm is None:
+                products = rescaled_products(sums, torch.ones_like(scale), hyper.beta1, 0.0)
             else:
                 assert squared_norm is not None
                 scale = scale * clip_coefficient(squared_norm, hyper.clip_norm).to(scale.dtype)
-                products = rescaled_products(Gram(*sums.unbind(1)), scale, hyper.beta1, hyper.l2)
+                products = rescaled_products(sums, scale, hyper.beta1, hyper.l2)
             change = batch.may_change(self._finite[where], hyper)
             # under a trace, and on a device, nothing may depend on values: mask instead of branching
             if change is not None and batch.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -114,33 +116,28 @@ class Foreach:
             _advance(batch, where, hyper, self._finite[where], change)
 
 
-def _reduce_products(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Tensor:
-    """<m, g>, |m|^2, |g|^2 of each tensor, with the new m and the gradient the update will use; in float64."""
+def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
+    """The inner products of each tensor's old first moment and of the gradient that the update uses, in float64.
+
+    With clipping, whose coefficient is not known yet, they are of the raw gradient and of the parameter.
+    """
     dtype = scalar_dtype(batch.device)
+    clips = hyper.clip_norm is not None
     partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
         for piece in bucket:  # one at a time: the inner products are, and the temporaries stay as small
-            grad = _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
-            m, g = _lerp(piece.exp_avg, grad, hyper).to(dtype), grad.to(dtype)
-            partial[piece.owner].append(torch.stack([_dot(m, g), _dot(m, m), _dot(g, g)]))
-    return _sum_partial(partial, 3, batch.device)
-
-
-def _reduce_gram(batch: Batch, where: slice, hyper: Hyper) -> Tensor:
-    """|m|^2, <m, g>, |g|^2, <m, p>, <g, p>, |p|^2 of each tensor as it is, before clipping; in float64."""
-    dtype = scalar_dtype(batch.device)
-    partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
-    for bucket in _buckets(batch, where):
-        for piece in bucket:
-            m, g = piece.exp_avg.to(dtype), piece.grad.to(dtype)
+            grad = piece.grad if clips else _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
+            m, g = piece.exp_avg.to(dtype), grad.to(dtype)
+            if _takes_new(batch, hyper):
+                m = _lerp(m, g, hyper)
             products = [_dot(m, m), _dot(m, g), _dot(g, g)]
-            if hyper.l2 != 0:
+            if clips and hyper.l2 != 0:
                 p = piece.param.to(dtype)
                 products += [_dot(m, p), _dot(g, p), _dot(p, p)]
             else:
                 products += [torch.zeros_like(products[0])] * 3
             partial[piece.owner].append(torch.stack(products))
-    return _sum_partial(partial, 6, batch.device)
+    return Gram(*_sum_partial(partial, len(Gram._fields), batch.device).unbind(1))
 
 
 def _sum_partial(partial: list[list[Tensor]], width: int, device: torch.device) -> Tensor:
@@ -251,6 +248,11 @@ def _owns_gradients(batch: Batch, where: slice, hyper: Hyper, change: Tensor | N
     cast = batch.grads[where.start].dtype != batch.exp_avgs[where.start].dtype
     scaled = batch.grad_scale is not None or hyper.maximize or hyper.clip_norm is not None
     return cast or scaled or hyper.l2 != 0 or change is not None
+
+
+def _takes_new(batch: Batch, hyper: Hyper) -> bool:
+    """Whether the inner products are of the new first moment: from those of the old one, float64 would lose digits."""
+    return hyper.clip_norm is None and batch.exp_avgs[0].dtype == torch.float64
 
 
 def _lerp(mean: Tensor, grad: Tensor, hyper: Hyper) -> Tensor:

@@ -74,9 +74,14 @@ def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
 def _reduce_tile(
     p, g, m, values, amp_scale, partial, chunk, chunks, left,
-    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.arange(0, CHUNK)
     state = m.dtype.element_ty
@@ -87,30 +92,30 @@ def _reduce_tile(
     else:
         m0 = tl.load(m + offsets, eviction_policy="evict_last")
         g0 = tl.load(g + offsets, eviction_policy="evict_last").to(state)
-    if GRAM:
-        # float64: the clipped products are differences of these
-        m64, g64 = m0.to(tl.float64), g0.to(tl.float64)
-        tl.store(partial + chunk, tl.sum(m64 * m64))
-        tl.store(partial + chunks + chunk, tl.sum(m64 * g64))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
-        if HAS_L2:
-            p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
-            tl.store(partial + 3 * chunks + chunk, tl.sum(m64 * p64))
-            tl.store(partial + 4 * chunks + chunk, tl.sum(g64 * p64))
-            tl.store(partial + 5 * chunks + chunk, tl.sum(p64 * p64))
+    if CLIPS:  # by a coefficient that is not known yet: of the gradient as it is
+        g1 = g0
     else:
         g1 = g0 * _grad_scale(amp_scale, values, HAS_AMP).to(state)
         if HAS_L2:
             l2 = tl.load(values + L2)
             if l2 != 0:  # groups without decay share the launch: their parameters need not be read
                 g1 += l2.to(state) * _tile(p, offsets, left, MASKED, "").to(state)
-        beta1 = tl.load(values + BETA1)
-        m1 = beta1.to(state) * m0 + (1 - beta1).to(state) * g1
-        # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
-        m64, g64 = m1.to(tl.float64), g1.to(tl.float64)
-        tl.store(partial + chunk, tl.sum(m64 * g64))
-        tl.store(partial + chunks + chunk, tl.sum(m64 * m64))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
+        if state == tl.float64:  # the products of the new moment, from those of the old one, would lose digits
+            beta1 = tl.load(values + BETA1)
+            m0 = beta1 * m0 + (1 - beta1) * g1
+    # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
+    m64, g64 = m0.to(tl.float64), g1.to(tl.float64)
+    # in one reduction: three in a row keep all float64 numbers in registers, and take 4 % of a step
+    mm, mg, gg = tl.reduce((m64 * m64, m64 * g64, g64 * g64), 0, _add_three)
+    tl.store(partial + chunk, mm)
+    tl.store(partial + chunks + chunk, mg)
+    tl.store(partial + 2 * chunks + chunk, gg)
+    if CLIPS and HAS_L2:
+        p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
+        mp, gp, pp = tl.reduce((m64 * p64, g64 * p64, p64 * p64), 0, _add_three)
+        tl.store(partial + 3 * chunks + chunk, mp)
+        tl.store(partial + 4 * chunks + chunk, gp)
+        tl.store(partial + 5 * chunks + chunk, pp)
 
 
 @triton.jit
@@ -134,6 +139,19 @@ def _is_usable(gg, clips, SINGLE: tl.constexpr):
     if SINGLE:
         return finite & (clips | (gg <= LARGEST))
     return finite
+
+
+@triton.jit
+def _products(mm0, mg, gg, values, NEW: tl.constexpr):
+    """<m, g>, |m|^2, |g|^2 of the new first moment, from the products of the old one: rule.rescaled_products."""
+    if NEW:  # they are of the new one already
+        return mg, mm0, gg
+    beta1 = tl.load(values + BETA1)
+    rest = 1 - beta1
+    dot = beta1 * mg + rest * gg
+    mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
+    # below zero only by cancellation; NaN must stay NaN
+    return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
 
 
 @triton.jit
@@ -197,7 +215,7 @@ def reduce_kernel(
     addresses, tensors, sizes, run_of, tensor_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf,
     partial, chunks, arrivals, coefficients,
     PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr, ALIGNED: tl.constexpr, HAS_AMP: tl.constexpr,
-    HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
+    HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of its tensor's inner products, into ``partial`` (products, chunks).
@@ -218,18 +236,19 @@ def reduce_kernel(
     g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED, "") + start
     m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED, "") + start
     if left >= CHUNK:
-        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, False)
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, CLIPS, CHUNK, False)
     else:
-        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, True)
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, CLIPS, CHUNK, True)
     if MERGED:
         tl.debug_barrier()
         last = tl.load(first_chunk + tensor + 1)
         # acquire and release: whoever comes last sees what all others stored
         if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
             tl.store(arrivals + tensor, 0)
-            dot = _row_sum(partial, first, last, BLOCK)
-            mm = _row_sum(partial + chunks, first, last, BLOCK)
+            mm0 = _row_sum(partial, first, last, BLOCK)
+            mg = _row_sum(partial + chunks, first, last, BLOCK)
             gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+            dot, mm, gg = _products(mm0, mg, gg, mine, tl.float64 == STATE)
             scale = _grad_scale(amp_scale, mine, HAS_AMP)
             _finish_scalars(
                 addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
@@ -238,39 +257,21 @@ def reduce_kernel(
 
 
 @triton.jit
-def _products_after_clip(sums, tensor, tensors, values, scale, HAS_L2: tl.constexpr):
-    """<m, g>, |m|^2, |g|^2 of the clipped gradient: rule.rescaled_products."""
-    mm0, mg0, gg0 = tl.load(sums + tensor), tl.load(sums + tensors + tensor), tl.load(sums + 2 * tensors + tensor)
-    gg = scale * scale * gg0
-    mg = scale * mg0
-    if HAS_L2:
-        l2 = tl.load(values + L2)
-        gg += 2 * scale * l2 * tl.load(sums + 4 * tensors + tensor) + l2 * l2 * tl.load(sums + 5 * tensors + tensor)
-        mg += l2 * tl.load(sums + 3 * tensors + tensor)
-    beta1 = tl.load(values + BETA1)
-    rest = 1 - beta1
-    dot = beta1 * mg + rest * gg
-    mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
-    # below zero only by cancellation; NaN must stay NaN
-    return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
-
-
-@triton.jit
 def collect_kernel(
     run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
-    SINGLE: tl.constexpr, HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+    SINGLE: tl.constexpr, HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
     tensor = tl.program_id(0)
     first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
     mine = values + tl.load(run_of + tensor) * VALUES
     gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+    tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
+    tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
+    tl.store(sums + 2 * tensors + tensor, gg)
     clips = tl.load(mine + CLIP_NORM) != 0
     usable = _is_usable(gg, clips, SINGLE)
-    if GRAM:
-        tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
-        tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
-        tl.store(sums + 2 * tensors + tensor, gg)
+    if CLIPS:
         scale = _grad_scale(amp_scale, mine, HAS_AMP)
         unclipped = scale * scale * gg
         if HAS_L2:
@@ -290,26 +291,28 @@ def collect_kernel(
 
 @triton.jit
 def coefficients_kernel(
-    addresses, tensors, run_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf, partial, chunks,
+    addresses, tensors, run_of, values, lr_addresses, lr_kinds, amp_scale, found_inf,
     sums, squared_norm, finite, coefficients,
-    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
     """The scalars of one tensor where something came between the phases."""
     tensor = tl.program_id(0)
     run = tl.load(run_of + tensor)
     mine = values + run * VALUES
     scale = _grad_scale(amp_scale, mine, HAS_AMP)
-    if GRAM:
+    mm0, mg, gg = tl.load(sums + tensor), tl.load(sums + tensors + tensor), tl.load(sums + 2 * tensors + tensor)
+    if CLIPS:
         clip_norm = tl.load(mine + CLIP_NORM)
         if clip_norm != 0:
             clip = clip_norm / (tl.sqrt(tl.load(squared_norm).to(tl.float64)) + CLIP_GUARD)
             scale = scale * tl.where(clip > 1.0, 1.0, clip)
-        dot, mm, gg = _products_after_clip(sums, tensor, tensors, mine, scale, HAS_L2)
-    else:
-        first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
-        dot = _row_sum(partial, first, last, BLOCK)
-        mm = _row_sum(partial + chunks, first, last, BLOCK)
-        gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+        gg = scale * scale * gg
+        mg = scale * mg
+        if HAS_L2:
+            l2 = tl.load(mine + L2)
+            gg += 2 * scale * l2 * tl.load(sums + 4 * tensors + tensor) + l2 * l2 * tl.load(sums + 5 * tensors + tensor)
+            mg += l2 * tl.load(sums + 3 * tensors + tensor)
+    dot, mm, gg = _products(mm0, mg, gg, mine, NEW)
     _finish_scalars(
         addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
         scale, dot, mm, gg, tl.load(finite + tensor) != 0, HAS_FOUND_INF,

@@ -140,11 +140,11 @@ class Triton:
         assert layout is not None
         assert tables is not None
         args = (
-            tables.buffer, len(batch), tables.run_of, layout.reduce_map[1], tables.values,
+            tables.buffer, len(batch), tables.run_of, tables.values,
             tables.lr_addresses, tables.lr_kinds, batch.grad_scale, batch.found_inf,
-            layout.partial(batch, traits.clips), layout.reduce_map[2],
             layout.sums, layout.norm, layout.finite, layout.coefficients,
-            batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips, COLLECT_BLOCK,
+            batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips,
+            not traits.clips and batch.exp_avgs[0].dtype == torch.float64,
         )  # fmt: skip
         return Launch(coefficients_kernel, len(batch), args)
 
