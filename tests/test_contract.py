@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -18,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from aida import Aida
 from aida.backends import cpu
+from paths import NATIVE_PATHS, Path, over_paths
 
 NAN, INF = math.nan, math.inf
 
@@ -322,3 +324,36 @@ def test_every_value_lives_in_its_group_and_survives_a_checkpoint() -> None:
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="an installation without a C compiler is allowed")
 def test_the_c_kernel_is_there_where_its_tests_must_not_be_left_out() -> None:
     assert cpu.available()
+
+
+# -- the swap ----------------------------------------------------------------------------------------
+
+
+@over_paths(NATIVE_PATHS)
+def test_weight_decay_means_what_it_means_for_adamw(path: Path) -> None:
+    ours, theirs = (Parameter(torch.ones(5, device=path.device)) for _ in range(2))
+    optimizers = path.make([ours], lr=3e-4, weight_decay=0.1), torch.optim.AdamW([theirs], lr=3e-4, weight_decay=0.1)
+    for _ in range(3):
+        for p, optimizer in zip((ours, theirs), optimizers, strict=True):
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach())
+    assert (ours < 1).all()
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_amp_scaling_is_supported_where_torch_supports_it(fused: bool | None) -> None:
+    """Lightning refuses to clip the gradients of an optimizer that has the attribute."""
+    ours, theirs = Aida([weight()], fused=fused), torch.optim.AdamW([weight()], fused=fused)
+    for optimizer in (ours, pickle.loads(pickle.dumps(ours)), deepcopy(ours)):
+        assert hasattr(optimizer, "_step_supports_amp_scaling") == hasattr(theirs, "_step_supports_amp_scaling")
+
+
+@pytest.mark.parametrize("key", ["eps", "weight_decay", "xi", "clip_norm"])
+def test_a_value_that_could_change_unseen_is_refused(key: str) -> None:
+    with pytest.raises(TypeError, match=rf"{key} must be a number, not a Tensor .*; only lr and betas may be Tensors"):
+        Aida([weight()], **{key: torch.tensor(0.5)})
+    optimizer = Aida([weight()])
+    optimizer.param_groups[0][key] = torch.tensor(0.5)
+    with pytest.raises(TypeError, match="must be a number"):
+        optimizer.step()
