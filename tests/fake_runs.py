@@ -44,7 +44,7 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list
     if does == "raise":
         raise ValueError(f"seed {spec.seed} was asked to fail\nat length")
     if does == "dead-gpu":  # as after a failed assertion in a kernel
-        sys.modules["__main__"].gpu_is_usable = lambda: False
+        sys.modules["aida.lab.queue.worker"].gpu_is_usable = lambda: False
         raise RuntimeError("CUDA error: device-side assert triggered")
     if does == "exit":
         print("the last words of the process", file=sys.stderr, flush=True)

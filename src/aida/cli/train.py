@@ -14,7 +14,6 @@ from aida.cli.choices import (
     chosen_device,
     chosen_experiment,
     chosen_variant,
-    let_own_be_found,
     require_data,
     words_checked,
 )
@@ -221,7 +220,6 @@ def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> 
     from aida.lab.order import Order
     from aida.lab.settings_text import parse_seeds, parse_settings
 
-    let_own_be_found(rest["optimizers"])
     with words_checked():
         return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
 

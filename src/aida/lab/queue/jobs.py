@@ -93,7 +93,7 @@ class Jobs:
         if self.jobs > 1 and _is_on_gpu(self.options):
             sharing = machine.enter_context(shared_gpu())
             listen(Event("note", "", text=sharing.report))
-        environment = {**os.environ, **sharing.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, **sharing.environment, "PYTHONPATH": _module_path()}
         options = replace(self.options, at_once=self.jobs)
         if options.threads is None and _THREADS[0] not in os.environ:
             # by the number asked for, not by how many runs are left: another number of threads gives other bits
@@ -110,6 +110,13 @@ class Jobs:
             return None
         listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=record.result or {}))
         return Outcome(spec.key, "skipped")
+
+
+def _module_path() -> str:
+    """Where modules are found here; but the folder we work in comes last, so that a random.py there replaces none."""
+    here = os.getcwd()
+    others = [path for path in sys.path if path not in ("", here)]
+    return os.pathsep.join([*others, here] if len(others) < len(sys.path) else others)
 
 
 def _each_once(specs: Iterable[RunSpec]) -> Iterator[RunSpec]:
