@@ -171,7 +171,7 @@ def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple
     outcomes: list[Outcome] = []
     display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
     with announced_stop() as stop, given_up_when_hurried(stop), display as listen:
-        outcomes.extend(Jobs(out, options, jobs).work(specs, listen, stop))
+        outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 
 

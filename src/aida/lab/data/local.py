@@ -11,6 +11,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -113,6 +115,35 @@ def receipt_of(folder: Path) -> Receipt | None:
         return Receipt(str(fields["source"]), bool(fields["verified"]), dict(fields["md5"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def checksum(data: DataSet, root: str | os.PathLike[str] | None = None) -> str:
+    """What tells the set that is there from any other: over its files, or over the names in its class folders."""
+    if data.embedded:
+        return f"scikit-learn {version('scikit-learn')}"
+    folder = _folder(data, root)
+    if data.tree is not None:
+        return f"names {_names_sum(folder, tuple(data.tree.images))}"
+    names = [*(file.name for file in data.files), *data.derived]
+    found = [(path.name, path.stat()) for path in map(folder.joinpath, names) if path.exists()]
+    return f"md5 {_files_sum(folder, tuple((name, each.st_size, each.st_mtime_ns) for name, each in found))}"
+
+
+@cache
+def _files_sum(folder: Path, files: tuple[tuple[str, int, int], ...]) -> str:
+    """Sizes and times are asked for so that a file that changes is read again."""
+    sums = "".join(f"{md5_of(folder / name)}  {name}\n" for name, _, _ in files)
+    return hashlib.md5(sums.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def _names_sum(folder: Path, splits: tuple[str, ...]) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    for split in splits:
+        for label in sorted(entry.name for entry in os.scandir(folder / split) if entry.is_dir()):
+            names = sorted(entry.name for entry in os.scandir(folder / split / label) if is_image(entry.name))
+            found.update(os.fsencode("\0".join([split, label, *names, ""])))
+    return found.hexdigest()
 
 
 def md5_of(path: Path) -> str:
