@@ -48,7 +48,7 @@ def test_a_run_that_another_process_has_is_waited_for_and_the_others_are_trained
 
     ended = list(Jobs(tmp_path, CPU, jobs, RUNNER).work_all([first, second], listen, Stop()))
     assert [(each.key, each.state) for each in ended] == [(second.key, "finished"), (first.key, "finished")]
-    assert [event.kind for event in told if event.run == first.key][0] == "note"
+    assert next(event.kind for event in told if event.run == first.key) == "note"
 
 
 def test_the_result_that_another_process_brings_is_reported(tmp_path):
@@ -75,7 +75,7 @@ def test_who_waits_can_be_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_two_identical_commands_at_once_both_end_well(tmp_path):
-    words = [sys.executable, "-m", "aida", "train", "digits", "--epochs", "20", "--seeds", "0,1", "--device", "cpu"]
+    words = [sys.executable, "-m", "aida", "train", "digits", "--epochs", "9", "--seeds", "0,1", "--device", "cpu"]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     both = [
         subprocess.Popen(words, cwd=tmp_path, env=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -85,7 +85,7 @@ def test_two_identical_commands_at_once_both_end_well(tmp_path):
     assert [each.returncode for each in both] == [0, 0], said
     runs = scan(tmp_path / "runs")
     assert [each.state for each in runs] == ["finished", "finished"]
-    assert all([row["epoch"] for row in read_curve(each.path)] == list(range(1, 21)) for each in runs)
+    assert all([row["epoch"] for row in read_curve(each.path)] == list(range(1, 10)) for each in runs)
 
 
 def digits(seed=0):

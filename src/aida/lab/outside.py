@@ -78,9 +78,6 @@ def _gather(module: ModuleType | None, files: dict[str, bytes]) -> None:
 
 def _is_installed(name: str, path: str) -> bool:
     folder = Path(path).absolute().parent
-    packages = {"site-packages", "dist-packages"}.intersection(folder.parts)
-    return (
-        name.partition(".")[0] in ("aida", "torch")
-        or bool(packages)
-        or folder.is_relative_to(sysconfig.get_path("stdlib"))
-    )
+    if name.partition(".")[0] in ("aida", "torch") or {"site-packages", "dist-packages"}.intersection(folder.parts):
+        return True
+    return folder.is_relative_to(sysconfig.get_path("stdlib"))
