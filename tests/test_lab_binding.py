@@ -128,6 +128,7 @@ def assert_the_second_has_it(first, second):
     for write in (lambda: first.append_row({"epoch": 1}), lambda: first.save({}, 1), lambda: first.finish(RESULT)):
         with pytest.raises(RunLostError, match="was removed, or taken by another process"):
             write()
+    first.close()  # and does not let go of what is the other's
     second.load()
     for epoch in (1, 2):
         second.append_row({"epoch": epoch})

@@ -1,7 +1,8 @@
 """What an experiment is and what a run is: frozen values, and how one becomes the other.
 
 A :class:`RunSpec` holds all that decides a run's numbers on a given machine; its hash names the run's
-folder. The code of an optimizer that is not of the catalog, and the data, are kept in the run's record. Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
+folder. The code of an optimizer that is not of the catalog, and the data, are kept in the run's record.
+Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
 """
 
 from __future__ import annotations

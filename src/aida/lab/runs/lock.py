@@ -49,21 +49,25 @@ class Lock:
 
     def check(self) -> None:
         """RunLostError if it is not ours any more: its folder was removed, or the file system's locks hold nobody."""
+        if not self._is_ours():
+            raise RunLostError(
+                f"{self._path.parent} was removed, or taken by another process, while this one worked on it; "
+                "nothing more is written there. The same command goes on from what is there"
+            )
+
+    def _is_ours(self) -> bool:
         with suppress(OSError):
             same = os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
-            if same and os.pread(self._descriptor, len(self._text), 0) == self._text:
-                return
-        raise RunLostError(
-            f"{self._path.parent} was removed, or taken by another process, while this one worked on it; "
-            "nothing more is written there. The same command goes on from what is there"
-        )
+            return same and os.pread(self._descriptor, len(self._text), 0) == self._text
+        return False
 
     def release(self) -> None:
         """Let it go; a second time, or in a fork of the holder, does nothing."""
         if self._descriptor in _mine:
             _mine.discard(self._descriptor)
             with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
+                if self._is_ours():
+                    os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
 
 
