@@ -161,6 +161,7 @@ def test_a_checksum_tells_data_apart(tmp_path):
     data = sets.DataSet(
         "things", "Things", "", "things", (sets.DataFile("a", 3), sets.DataFile("b", 3)), derived=("c",)
     )
+    assert local.checksum(data, tmp_path) is None
     (tmp_path / "things").mkdir()
     for name in "ab":
         (tmp_path / "things" / name).write_bytes(b"123")

@@ -117,11 +117,16 @@ def receipt_of(folder: Path) -> Receipt | None:
         return None
 
 
-def checksum(data: DataSet, root: str | os.PathLike[str] | None = None) -> str:
-    """What tells the set that is there from any other: over its files, or over the names in its class folders."""
+def checksum(data: DataSet, root: str | os.PathLike[str] | None = None) -> str | None:
+    """What tells the set that is there from any other: over its files, or over the names in its class folders.
+
+    None if it is not there.
+    """
     if data.embedded:
         return f"scikit-learn {version('scikit-learn')}"
-    folder = _folder(data, root)
+    folder = data_root(root) / data.folder
+    if not folder.is_dir():
+        return None
     if data.tree is not None:
         return f"names {_names_sum(folder, tuple(data.tree.images))}"
     names = [*(file.name for file in data.files), *data.derived]
