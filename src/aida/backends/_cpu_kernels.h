@@ -17,7 +17,7 @@ static inline INLINE TARGET void NAME(products_of)(const struct stretch *at, con
     const STORED *restrict grad = at->grad;
     const REAL *restrict exp_avg = at->exp_avg;
     const REAL scale = (REAL)c->scale, l2 = (REAL)c->l2, weight = (REAL)c->lerp_weight;
-    REAL dot = 0, mm = 0, gg = 0;
+    double dot = 0, mm = 0, gg = 0;
 #pragma omp simd reduction(+ : dot, mm, gg)
     for (int64_t i = 0; i < at->count; i++) {
         REAL g = scale * LOAD(grad[i]);
@@ -25,16 +25,17 @@ static inline INLINE TARGET void NAME(products_of)(const struct stretch *at, con
             g += l2 * LOAD(param[i]);
         REAL m = exp_avg[i];
         m = (from_grad ? g : m) + weight * (g - m);
-        dot += m * g;
-        mm += m * m;
-        gg += g * g;
+        dot += (double)m * (double)g;
+        mm += (double)m * (double)m;
+        gg += (double)g * (double)g;
     }
     out[DOT] = dot;
     out[MM] = mm;
     out[GG] = gg;
 }
 
-/* <m, g>, |m|^2 and |g|^2 of the new first moment and the gradient the update uses. */
+/* <m, g>, |m|^2 and |g|^2 of the new first moment and the gradient the update uses. In float64, where no square of a
+ * float32 overflows, and where the sum does not depend on how a layer is cut into pieces. */
 static TARGET void NAME(products)(const struct stretch *at, const struct coefficients *c, double *out)
 {
     if (c->lerp_from_grad && c->l2 != 0)

@@ -20,6 +20,7 @@ from aida.rule import (
     Products,
     bias_correction,
     clip_coefficient,
+    is_usable,
     rescaled_products,
     residual_coefficients,
 )
@@ -65,12 +66,10 @@ class Foreach:
         total: Tensor | None = None
         for hyper, where in batch.slices():
             scale = _grad_scale(batch, hyper)
-            if hyper.clip_norm is None:
-                sums = _reduce_products(batch, where, hyper, scale)
-                ok = torch.isfinite(sums[:, 2])
-            else:
-                sums = _reduce_gram(batch, where, hyper)
-                ok = torch.isfinite(sums[:, 2])
+            clips = hyper.clip_norm is not None
+            sums = _reduce_gram(batch, where, hyper) if clips else _reduce_products(batch, where, hyper, scale)
+            ok = is_usable(sums[:, 2], batch.exp_avgs[where.start].dtype, clips)
+            if clips:
                 squared = sums[:, 2] * scale * scale
                 if hyper.nonfinite == "skip":
                     squared = torch.where(ok, squared, torch.zeros_like(squared))
@@ -116,26 +115,23 @@ class Foreach:
 
 
 def _reduce_products(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Tensor:
-    """<m, g>, |m|^2, |g|^2 of each tensor, with the new m and the gradient the update will use."""
+    """<m, g>, |m|^2, |g|^2 of each tensor, with the new m and the gradient the update will use; in float64."""
+    dtype = scalar_dtype(batch.device)
     partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
         for piece in bucket:  # one at a time: the inner products are, and the temporaries stay as small
             grad = _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
-            mean = _lerp(piece.exp_avg, grad, hyper)
-            partial[piece.owner].append(torch.stack([_dot(mean, grad), _dot(mean, mean), _dot(grad, grad)]))
+            m, g = _lerp(piece.exp_avg, grad, hyper).to(dtype), grad.to(dtype)
+            partial[piece.owner].append(torch.stack([_dot(m, g), _dot(m, m), _dot(g, g)]))
     return _sum_partial(partial, 3, batch.device)
 
 
 def _reduce_gram(batch: Batch, where: slice, hyper: Hyper) -> Tensor:
-    """|m|^2, <m, g>, |g|^2, <m, p>, <g, p>, |p|^2 of each tensor as it is, before clipping.
-
-    In float64: the products of the clipped gradient are differences of these, which would lose the
-    digits of float32 in a layer of few elements whose mean crosses zero.
-    """
+    """|m|^2, <m, g>, |g|^2, <m, p>, <g, p>, |p|^2 of each tensor as it is, before clipping; in float64."""
+    dtype = scalar_dtype(batch.device)
     partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
         for piece in bucket:
-            dtype = scalar_dtype(batch.device)
             m, g = piece.exp_avg.to(dtype), piece.grad.to(dtype)
             products = [_dot(m, m), _dot(m, g), _dot(g, g)]
             if hyper.l2 != 0:
@@ -149,10 +145,9 @@ def _reduce_gram(batch: Batch, where: slice, hyper: Hyper) -> Tensor:
 
 def _sum_partial(partial: list[list[Tensor]], width: int, device: torch.device) -> Tensor:
     """Partial sums into one row a tensor, always in the order of the pieces: two runs agree bitwise."""
-    dtype = scalar_dtype(device)
-    nothing = torch.zeros(width, dtype=dtype, device=device)
+    nothing = torch.zeros(width, dtype=scalar_dtype(device), device=device)
     rows = [
-        torch.stack([sums.to(dtype) for sums in pieces]).sum(0) if len(pieces) > 1 else pieces[0].to(dtype)
+        torch.stack(pieces).sum(0) if len(pieces) > 1 else pieces[0]
         for pieces in (pieces or [nothing] for pieces in partial)
     ]
     return torch.stack(rows)
@@ -167,9 +162,9 @@ def _coefficients(
     eps = torch.full_like(step, hyper.eps)
     guard = torch.zeros_like(step)
     stepsize = (
-        hyper.lr * bias_correction(hyper.beta2, step).sqrt() / bias_correction(hyper.beta1, step)
+        hyper.rate * bias_correction(hyper.beta2, step).sqrt() / bias_correction(hyper.beta1, step)
     ) * torch.ones_like(step)
-    shrink = torch.ones_like(step) * hyper.lr * hyper.decay
+    shrink = torch.ones_like(step) * hyper.rate * hyper.decay
     if change is not None:
         zero, one = torch.zeros_like(step), torch.ones_like(step)
         a, b = torch.where(change, a, zero), torch.where(change, b, zero)

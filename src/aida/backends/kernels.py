@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-#: Columns of a run's values: a contract with tables.VALUE_COLUMNS.
+#: Columns of a run's values: a contract with library.VALUE_COLUMNS.
 LR = tl.constexpr(0)
 BETA1 = tl.constexpr(1)
 BETA2 = tl.constexpr(2)
@@ -35,6 +35,9 @@ SHRINK = tl.constexpr(5)
 COEFFICIENTS = tl.constexpr(6)
 
 CLIP_GUARD = tl.constexpr(1e-6)
+
+#: The largest float32.
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -103,9 +106,11 @@ def _reduce_tile(
                 g1 += l2.to(state) * _tile(p, offsets, left, MASKED, "").to(state)
         beta1 = tl.load(values + BETA1)
         m1 = beta1.to(state) * m0 + (1 - beta1).to(state) * g1
-        tl.store(partial + chunk, tl.sum(m1 * g1))
-        tl.store(partial + chunks + chunk, tl.sum(m1 * m1))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(g1 * g1))
+        # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
+        m64, g64 = m1.to(tl.float64), g1.to(tl.float64)
+        tl.store(partial + chunk, tl.sum(m64 * g64))
+        tl.store(partial + chunks + chunk, tl.sum(m64 * m64))
+        tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
 
 
 @triton.jit
@@ -117,29 +122,32 @@ def _row_sum(partial, first, last, BLOCK: tl.constexpr):
     start = first
     while start < last:
         # past the first-level cache, which may hold a line from before another program wrote to it
-        here = tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
-        total += here.to(tl.float64)
+        total += tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
         start += BLOCK
     return tl.sum(total)
 
 
 @triton.jit
-def _is_finite(x):
-    return (x - x) == 0
+def _is_usable(gg, clips, SINGLE: tl.constexpr):
+    """rule.is_usable: NaN never is; without clipping, the squares must fit into the second moment."""
+    finite = (gg - gg) == 0
+    if SINGLE:
+        return finite & (clips | (gg <= LARGEST))
+    return finite
 
 
 @triton.jit
 def _finish_scalars(
     addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
-    scale, dot, mm, gg, raw_gg,
+    scale, dot, mm, gg, usable,
     HAS_FOUND_INF: tl.constexpr,
 ):  # fmt: skip
     """All scalars of one tensor, in float64; advances its step, or counts that it sat this one out."""
     # projections: the pair stays (alpha x, beta y), x and y changing places (rule.residual_coefficients)
     xi = tl.load(values + XI)
     projections = tl.load(values + PROJECTIONS).to(tl.int32)
-    alpha = dot * 0 + 1
-    beta = dot * 0 + 1
+    alpha = tl.full((), 1, tl.float64)  # not dot * 0 + 1: without projections a NaN stays in its element
+    beta = tl.full((), 1, tl.float64)
     xx, yy = mm, gg
     k = 0
     while k < projections:
@@ -165,7 +173,7 @@ def _finish_scalars(
     if lr_kind == 2:
         lr = tl.load(tl.load(lr_addresses + run).to(tl.pointer_type(tl.float64)))
 
-    bad = (tl.load(values + SKIP) != 0) & (_is_finite(raw_gg) == 0)
+    bad = (tl.load(values + SKIP) != 0) & (usable == 0)
     change = bad == 0
     if HAS_FOUND_INF:
         overflow = tl.load(found_inf) != 0
@@ -225,34 +233,8 @@ def reduce_kernel(
             scale = _grad_scale(amp_scale, mine, HAS_AMP)
             _finish_scalars(
                 addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-                scale, dot, mm, gg, gg, HAS_FOUND_INF,
+                scale, dot, mm, gg, _is_usable(gg, False, tl.float32 == STATE), HAS_FOUND_INF,
             )  # fmt: skip
-
-
-@triton.jit
-def collect_kernel(
-    run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
-    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
-    tensor = tl.program_id(0)
-    first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
-    mine = values + tl.load(run_of + tensor) * VALUES
-    gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
-    tl.store(finite + tensor, _is_finite(gg).to(tl.int32))
-    if GRAM:
-        tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
-        tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
-        tl.store(sums + 2 * tensors + tensor, gg)
-        if HAS_L2:
-            for k in tl.static_range(3, 6):
-                tl.store(sums + k * tensors + tensor, _row_sum(partial + k * chunks, first, last, BLOCK))
-        scale = _grad_scale(amp_scale, mine, HAS_AMP)
-        counts = tl.load(mine + CLIP_NORM) != 0
-        if tl.load(mine + SKIP) != 0:
-            counts = counts & _is_finite(gg)
-        # selected, not multiplied: 0 * NaN is NaN
-        tl.store(squared + tensor, tl.where(counts, scale * scale * gg, 0.0))
 
 
 @triton.jit
@@ -274,9 +256,42 @@ def _products_after_clip(sums, tensor, tensors, values, scale, HAS_L2: tl.conste
 
 
 @triton.jit
+def collect_kernel(
+    run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
+    SINGLE: tl.constexpr, HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
+    tensor = tl.program_id(0)
+    first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
+    mine = values + tl.load(run_of + tensor) * VALUES
+    gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+    clips = tl.load(mine + CLIP_NORM) != 0
+    usable = _is_usable(gg, clips, SINGLE)
+    if GRAM:
+        tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
+        tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
+        tl.store(sums + 2 * tensors + tensor, gg)
+        scale = _grad_scale(amp_scale, mine, HAS_AMP)
+        unclipped = scale * scale * gg
+        if HAS_L2:
+            gp = _row_sum(partial + 4 * chunks, first, last, BLOCK)
+            pp = _row_sum(partial + 5 * chunks, first, last, BLOCK)
+            tl.store(sums + 3 * tensors + tensor, _row_sum(partial + 3 * chunks, first, last, BLOCK))
+            tl.store(sums + 4 * tensors + tensor, gp)
+            tl.store(sums + 5 * tensors + tensor, pp)
+            l2 = tl.load(mine + L2)
+            unclipped += 2 * scale * l2 * gp + l2 * l2 * pp
+        usable = _is_usable(tl.where(clips, gg, unclipped), clips, SINGLE)
+        # selected, not multiplied: 0 * NaN is NaN
+        counts = clips & (usable | (tl.load(mine + SKIP) == 0))
+        tl.store(squared + tensor, tl.where(counts, scale * scale * gg, 0.0))
+    tl.store(finite + tensor, usable.to(tl.int32))
+
+
+@triton.jit
 def coefficients_kernel(
     addresses, tensors, run_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf, partial, chunks,
-    sums, squared_norm, coefficients,
+    sums, squared_norm, finite, coefficients,
     HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The scalars of one tensor where something came between the phases."""
@@ -285,7 +300,6 @@ def coefficients_kernel(
     mine = values + run * VALUES
     scale = _grad_scale(amp_scale, mine, HAS_AMP)
     if GRAM:
-        raw_gg = tl.load(sums + 2 * tensors + tensor)
         clip_norm = tl.load(mine + CLIP_NORM)
         if clip_norm != 0:
             clip = clip_norm / (tl.sqrt(tl.load(squared_norm).to(tl.float64)) + CLIP_GUARD)
@@ -296,10 +310,9 @@ def coefficients_kernel(
         dot = _row_sum(partial, first, last, BLOCK)
         mm = _row_sum(partial + chunks, first, last, BLOCK)
         gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
-        raw_gg = gg
     _finish_scalars(
         addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-        scale, dot, mm, gg, raw_gg, HAS_FOUND_INF,
+        scale, dot, mm, gg, tl.load(finite + tensor) != 0, HAS_FOUND_INF,
     )  # fmt: skip
 
 

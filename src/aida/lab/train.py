@@ -91,6 +91,8 @@ class _Run:
                 if self._folder is not None:
                     self._folder.append_row(row)
                 self._say("epoch", row)
+                if training.switching is not None and training.switching.at == training.epoch:
+                    self._say("note", text=f"SGD gives way to ASGD after epoch {training.epoch}")
                 if not math.isfinite(row["loss"]):
                     return self._finish("diverged", f"the loss was {row['loss']} in epoch {row['epoch']}")
                 if training.epoch < self._spec.epochs:

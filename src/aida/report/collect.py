@@ -16,6 +16,9 @@ from aida.lab.spec import Experiment, RunSpec
 #: As the store has them, and ``other metric``: finished, but its number is not the one of its experiment.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric"]
 
+#: Stands for a commit or a version that the run's folder does not name.
+NOT_RECORDED = "not recorded"
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -42,6 +45,9 @@ class Run:
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
+    #: Commits and torch versions of the processes that worked on it, each named once.
+    commits: tuple[str, ...] = (NOT_RECORDED,)
+    torch: tuple[str, ...] = (NOT_RECORDED,)
     #: Whether others trained on the same GPU at some time, or it is not known that none did.
     shared_gpu: bool = False
     #: On which GPU it worked from when to when, as far as is known: until the next start, or for all epochs' seconds.
@@ -138,6 +144,8 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
         device=str(sessions[-1].get("device", "")) if sessions else "",
+        commits=_distinct(each.get("git") for each in sessions),
+        torch=_distinct(_torch(each.get("versions")) for each in sessions),
         shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
         on_gpu=_times(sessions, rows),
         remark=remark,
@@ -187,6 +195,14 @@ def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
         return read_sessions(folder)
     except StoreError:
         return ()
+
+
+def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(value or NOT_RECORDED) for value in values)) or (NOT_RECORDED,)
+
+
+def _torch(versions: Any) -> Any:
+    return versions.get("torch") if isinstance(versions, Mapping) else None
 
 
 def _number(value: Any) -> float | None:
