@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,8 +58,8 @@ def test_the_tests_for_a_gpu_are_found_without_the_packages_of_searches_and_torc
     assert found.returncode == 0, found.stdout[-3000:]
     assert "test_lab_gpu.py::" in found.stdout
     assert "test_triton_backend.py::" in found.stdout
-    assert re.search(r"SKIPPED \[4\].*: needs optuna", found.stdout)
-    assert re.search(r"SKIPPED \[4\].*: needs expecttest", found.stdout)
+    assert "needs optuna" in found.stdout
+    assert "needs expecttest" in found.stdout
 
 
 def test_a_package_that_nothing_excuses_ends_the_collection(tmp_path):
