@@ -154,7 +154,19 @@ def test_a_run_says_which_data_it_was_trained_on(folder):
     assert call("train", "digits", *QUICK).exit_code == 0
     (record,) = scan("runs")
     (session,) = read_sessions(record.path)
-    assert session["data"]["digits"].startswith("scikit-learn ")
+    assert session["data"]["digits"].startswith("md5 ")
+
+
+def test_a_run_on_other_data_is_trained_again_and_one_on_data_that_is_not_there_is_not(folder, monkeypatch):
+    assert call("train", "digits", *QUICK).exit_code == 0
+    assert "skipped" in call("train", "digits", *QUICK).output
+    monkeypatch.setattr(local, "_digits_sum", lambda: "other")
+    assert "digits was changed since (md5 " in call("train", "digits", *QUICK).output
+    assert "skipped" in call("train", "digits", *QUICK).output
+    monkeypatch.setattr("aida.lab.provenance.checksum", lambda data, root: None)
+    assert "skipped" in call("train", "digits", *QUICK).output
+    (record,) = scan("runs")
+    assert len(read_sessions(record.path)) == 2
 
 
 def test_a_checksum_tells_data_apart(tmp_path):
@@ -168,10 +180,10 @@ def test_a_checksum_tells_data_apart(tmp_path):
     seen = {local.checksum(data, tmp_path)}
     shutil.copytree(tmp_path / "things", tmp_path / "copy" / "things")
     assert {local.checksum(data, tmp_path / "copy")} == seen, "wherever it lies"
-    for name, content in (("a", b"124"), ("b", b"321"), ("c", b"made of them")):
+    for name, content in (("a", b"124"), ("b", b"321"), ("c", b"made of them, by whatever version")):
         (tmp_path / "things" / name).write_bytes(content)
         seen.add(local.checksum(data, tmp_path))
-    assert len(seen) == 4
+    assert len(seen) == 3
 
 
 def test_a_checksum_tells_image_folders_apart_by_their_names(tmp_path):

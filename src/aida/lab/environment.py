@@ -79,7 +79,6 @@ _TELLING = {
     "device": ("device",),
     "processes": ("processes",),
     "threads": ("threads",),
-    "data": ("data",),
 }
 
 

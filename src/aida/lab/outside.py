@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -54,14 +53,6 @@ def source_of(name: str) -> str | None:
     packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0])
     # without the build, +cu126 say
     return f"{packages[0]} {metadata.version(packages[0]).partition('+')[0]}" if packages else None
-
-
-def edited_since(optimizer: str, sessions: Sequence[Mapping[str, Any]]) -> str:
-    """What the class was and is now, in words, if a run's last session had another; else empty."""
-    before = sessions[-1].get("source") if sessions else None
-    if before is None or ":" not in optimizer or before == (now := source_of(optimizer)):
-        return ""
-    return f"{optimizer} was changed since ({before} before, {now} now)"
 
 
 def _gather(module: ModuleType | None, files: dict[str, bytes]) -> None:

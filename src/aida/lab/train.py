@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from aida.lab import distributed
-from aida.lab.data.local import checksum
-from aida.lab.data.sets import find as find_data
 from aida.lab.environment import changes, choose_device, describe
 from aida.lab.events import Event, Kind, Listener
 from aida.lab.experiments import find_experiment
 from aida.lab.options import Options
-from aida.lab.outside import edited_since, source_of
+from aida.lab.provenance import changed_since, provenance
 from aida.lab.queue.stopping import asked
 from aida.lab.runs.store import RunFolder, writing
 from aida.lab.spec import Metric, RunSpec
@@ -51,9 +49,9 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
                 )
             options = replace(options, graph=False)  # an all-reduce of gradients is not recorded
         folder = stack.enter_context(RunFolder.open(out, spec)) if distributed.is_main() else None
-        if folder is not None and (edited := edited_since(spec.optimizer, folder.sessions())):
+        if folder is not None and (changed := changed_since(spec, folder.sessions(), options.data_root)):
             folder.begin_again()
-            text = f"{edited}: trained again, and what was there is in {folder.path / 'before'}"
+            text = f"{changed}: trained again, and what was there is in {folder.path / 'before'}"
             listen(Event("note", spec.key, text=text))
         done = distributed.said_by_main(folder.result if folder is not None else None)
         if done is not None:
@@ -103,13 +101,10 @@ class _Run:
     def _begin_session(self, folder: RunFolder, goes_on: bool) -> None:
         """Keep with the run what decides its numbers beside its spec, and what of it changed since it was stopped."""
         training, options = self._training, self._options
-        reads = training.experiment.reads(self._spec.variant)
         now = {
             **describe(training.device, training.steps.name, options.at_once),
-            "data": {name: checksum(find_data(name), options.data_root) for name in reads},
+            **provenance(self._spec, options.data_root),
         }
-        if ":" in self._spec.optimizer:
-            now["source"] = source_of(self._spec.optimizer)
         before = folder.sessions()
         changed = changes(before[-1], now) if before and goes_on else {}
         folder.begin_session({**now, **({"changed": changed} if changed else {})})

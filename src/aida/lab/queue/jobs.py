@@ -20,7 +20,7 @@ import torch
 
 from aida.lab.events import Event, Listener
 from aida.lab.options import Options
-from aida.lab.outside import edited_since
+from aida.lab.provenance import changed_since
 from aida.lab.queue.attempt import RUNNER, Outcome, attempt, gpu_is_usable, runner_named
 from aida.lab.queue.crew import Crew, Orders
 from aida.lab.queue.mps import Sharing, shared_gpu
@@ -129,19 +129,18 @@ class Jobs:
         """The outcome of a run that needs no process to be done; None where it has work to do."""
         folder = self.out / spec.key
         record = read_run(folder) if folder.is_dir() else None
-        if record is None or record.state not in DONE or _has_work(folder, spec):
+        if record is None or record.state not in DONE or self._has_work(folder, spec):
             return None
         listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=record.result or {}))
         return Outcome(spec.key, "skipped")
 
-
-def _has_work(folder: Path, spec: RunSpec) -> bool:
-    """Whether a run that has its result is to be opened: for checkpoints that a kill left, or an edited optimizer."""
-    if (folder / CHECKPOINTS).exists():
-        return True
-    with suppress(StoreError):
-        return ":" in spec.optimizer and bool(edited_since(spec.optimizer, read_sessions(folder)))
-    return False
+    def _has_work(self, folder: Path, spec: RunSpec) -> bool:
+        """Whether a run that has its result is to be opened: for checkpoints left by a kill, or other code or data."""
+        if (folder / CHECKPOINTS).exists():
+            return True
+        with suppress(StoreError):
+            return bool(changed_since(spec, read_sessions(folder), self.options.data_root))
+        return False
 
 
 def _module_path() -> str:
