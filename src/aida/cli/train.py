@@ -117,8 +117,8 @@ def train(
     """Train an experiment, once for each optimizer and seed.
 
     A run is a folder under --out, named by the hash of all that decides its numbers. The same command
-    again skips what is finished and goes on where a run was stopped or killed. A module:Class that was
-    edited since is trained again. Ctrl-C saves first.
+    again skips what is finished and goes on where a run was stopped or killed. A run of a module:Class
+    or of data that changed since is trained again. Ctrl-C saves first.
     """
     from aida.lab.options import Options
 
