@@ -13,7 +13,6 @@ from aida.cli.choices import (
     chosen_device,
     chosen_experiment,
     chosen_variant,
-    let_own_be_found,
     require_data,
     words_checked,
 )
@@ -132,7 +131,6 @@ def search(
     _check("--sampler", sampler, ("grid", "tpe"))
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    let_own_be_found(names)
     with words_checked():
         order = Order(
             chosen,

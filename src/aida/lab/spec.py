@@ -1,22 +1,21 @@
 """What an experiment is and what a run is: frozen values, and how one becomes the other.
 
 A :class:`RunSpec` holds all that decides a run's numbers on a given machine; its hash names the run's
-folder. Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
+folder. The code of an optimizer that is not of the catalog, and the data, are kept in the run's record.
+Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.optim import Optimizer
-
 from aida.catalog import Entry, find
+from aida.lab.outside import outside
 from aida.lab.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -237,19 +236,3 @@ def optimizer_values(experiment: Experiment, optimizer: str, given: Mapping[str,
         return optimizer, dict(given)
     entry: Entry = find(optimizer)
     return entry.name, experiment.tuned(entry.name, given)
-
-
-def outside(name: str) -> type[Any]:
-    """The class that ``module:Class`` names; LookupError where there is none."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise LookupError(
-            f"{name!r} cannot be imported ({error}); write it as module:Class, torch.optim:NAdam say"
-        ) from None
-    if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
-    if not issubclass(found, Optimizer):
-        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
-    return found
