@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-integrations test-gpu check format bench clean
+.PHONY: demo test test-integrations test-asan test-gpu check format bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/aida demo
@@ -25,6 +25,15 @@ test-integrations: $(VENV)/.integrations
 $(VENV)/.integrations: $(INSTALLED)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
 	touch $@
+
+# The tests of the C kernel with it built for AddressSanitizer, which ends the process at the first bad access.
+ASAN := build/asan
+test-asan: $(INSTALLED)
+	CFLAGS='-fsanitize=address -fno-omit-frame-pointer' \
+	    $(BIN)/python setup.py --quiet build --build-base $(ASAN) --build-lib $(ASAN)/lib
+	PYTHONPATH=$(ASAN)/lib LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 $(PYTEST) \
+	    -k 'not reference and not foreach' tests/test_cpu_backend.py tests/test_memory_safety.py \
+	    tests/test_between_steps.py tests/test_changed_models.py tests/test_moved_state.py tests/test_scales.py
 
 # Needs a CUDA device and a torch that sees it: PYTHON_GPU names the interpreter that has one.
 PYTHON_GPU ?= $(PYTHON)

@@ -7,6 +7,8 @@ All tensors and all groups of a device and dtype share one launch of each kernel
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -35,6 +37,9 @@ SHRINK = tl.constexpr(5)
 COEFFICIENTS = tl.constexpr(6)
 
 CLIP_GUARD = tl.constexpr(1e-6)
+
+#: Triton's interpreter runs a reduction of our own as a loop in Python.
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
 
 #: The largest float32.
 LARGEST = tl.constexpr(3.4028234663852886e38)
@@ -79,6 +84,13 @@ def _add_three(a0, a1, a2, b0, b1, b2):
 
 
 @triton.jit
+def _three_sums(x, y, z, TOGETHER: tl.constexpr):
+    if TOGETHER:  # one after the other, all float64 numbers stay in registers, which costs 4 % of a step
+        return tl.reduce((x, y, z), 0, _add_three)
+    return tl.sum(x), tl.sum(y), tl.sum(z)
+
+
+@triton.jit
 def _reduce_tile(
     p, g, m, values, amp_scale, partial, chunk, chunks, left,
     HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
@@ -105,14 +117,13 @@ def _reduce_tile(
             m0 = beta1 * m0 + (1 - beta1) * g1
     # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
     m64, g64 = m0.to(tl.float64), g1.to(tl.float64)
-    # in one reduction: three in a row keep all float64 numbers in registers, and take 4 % of a step
-    mm, mg, gg = tl.reduce((m64 * m64, m64 * g64, g64 * g64), 0, _add_three)
+    mm, mg, gg = _three_sums(m64 * m64, m64 * g64, g64 * g64, COMPILED)
     tl.store(partial + chunk, mm)
     tl.store(partial + chunks + chunk, mg)
     tl.store(partial + 2 * chunks + chunk, gg)
     if CLIPS and HAS_L2:
         p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
-        mp, gp, pp = tl.reduce((m64 * p64, g64 * p64, p64 * p64), 0, _add_three)
+        mp, gp, pp = _three_sums(m64 * p64, g64 * p64, p64 * p64, COMPILED)
         tl.store(partial + 3 * chunks + chunk, mp)
         tl.store(partial + 4 * chunks + chunk, gp)
         tl.store(partial + 5 * chunks + chunk, pp)
