@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from aida.cli import app
 from aida.lab.runs.collecting import collect
-from aida.lab.runs.store import StoreError, scan
+from aida.lab.runs.store import read_run, scan
 from report_fixture import spec, write_run
 
 
@@ -32,7 +32,7 @@ def test_finished_runs_are_copied_without_their_weights(runs: Path, tmp_path: Pa
     assert (record.state, record.path) == ("finished", found.added[0])
     assert record.result == next(each.result for each in scan(runs) if each.state == "finished")
     assert not (record.path / "checkpoints").exists()
-    assert [left.state for left in found.left] == ["stopped"]
+    assert [reason for _, reason in found.left] == ["stopped"]
     assert found.size == sum(path.stat().st_size for path in record.path.iterdir() if path.name != "lock")
 
 
@@ -46,8 +46,12 @@ def test_two_results_of_one_spec_are_not_mixed(runs: Path, tmp_path: Path) -> No
     (kept,) = collect([runs], tmp_path / "results").added
     result = json.loads((kept / "result.json").read_text())
     (kept / "result.json").write_text(json.dumps({**result, "best": 91.0}))
-    with pytest.raises(StoreError, match="two results"):
-        collect([runs], tmp_path / "results")
+    write_run(tmp_path / "runs", spec("adam", 0), [80.0, 85.0, 90.0, 89.0])
+    found = collect([runs], tmp_path / "results")
+    assert [record.spec.optimizer for record in map(read_run, found.added)] == ["adam"]
+    ((folder, reason),) = [each for each in found.left if "another result" in each[1]]
+    assert folder.name == kept.name
+    assert reason.startswith(f"the same spec as {kept} with another result")
 
 
 def test_the_command_says_what_it_did(runs: Path, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def styled() -> Any:
     return rc_context(_STYLE)
 
 
+def literal(text: str) -> str:
+    """``text`` for a figure, letter by letter: a pair of dollar signs would make a formula of what is between them."""
+    return text.replace("$", r"\$")
+
+
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Write ``stem.png`` and ``stem.svg``, making the folder where there is none."""
     stem = Path(stem)

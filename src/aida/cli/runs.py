@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.printing import console, fail, table
+from aida.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
     from aida.lab.runs.store import RunRecord
@@ -32,13 +31,17 @@ def list_runs(
     """
     from typing import get_args
 
+    from aida.lab.runs.files import StoreError, json_text
     from aida.lab.runs.store import State, scan
 
     if state is not None and state not in get_args(State):
         fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
     if not out.is_dir():
         fail(f"no runs at {out}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
-    found = [_described(record) for record in scan(out)]
+    try:
+        found = [_described(record) for record in scan(out)]
+    except StoreError as error:
+        fail(str(error))
     if experiment is not None:
         known = sorted({run["experiment"] for run in found if run["experiment"]})
         if experiment not in known:
@@ -47,7 +50,7 @@ def list_runs(
     if state is not None:
         found = [run for run in found if run["state"] == state]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json_text(found, indent=2))
         return
     _draw(found, out)
 
@@ -78,12 +81,13 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
     console().print(drawn)
     for run in found:
         if run["problem"]:
-            console().print(f"{run['key']} {run['state']}: {run['problem']}", style="red", markup=False, soft_wrap=True)
-    console().print(f"{len(found)} runs in {out}", style="dim")
+            console().print(f"{run['key']} {run['state']}: {run['problem']}", style="red", soft_wrap=True)
+    console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
 def _described(record: RunRecord) -> dict[str, Any]:
     """A run as one flat object; what cannot be known is None or empty."""
+    from aida.lab.runs.files import in_json
     from aida.lab.runs.summary import summary_of
     from aida.lab.watching.labels import differing
 
@@ -94,8 +98,8 @@ def _described(record: RunRecord) -> dict[str, Any]:
         "variant": spec.variant if spec else "",
         "optimizer": spec.optimizer if spec else "",
         "method": spec.method if spec else "",
-        "hyper": dict(spec.hyper) if spec else {},
-        "differing": differing(spec) if spec else {},
+        "hyper": in_json(dict(spec.hyper)) if spec else {},
+        "differing": in_json(differing(spec)) if spec else {},
         "seed": spec.seed if spec else None,
         "precision": spec.precision if spec else "",
         "state": record.state,
@@ -138,6 +142,6 @@ def collect_runs(
         found = collect(runs, out)
     except StoreError as error:
         fail(str(error))
-    typer.echo(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
-    for record in found.left:
-        typer.echo(f"left out: {record.path} is {record.state}", err=True)
+    say(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
+    for folder, reason in found.left:
+        say(f"left out: {folder} is {reason}", err=True)

@@ -7,24 +7,31 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aida.lab.runs.files import printable
 from aida.report import words
 from aida.report.collect import Run
 from aida.report.columns import Cell, Column
 from aida.report.grids import Field, Grid
 from aida.report.groups import Configuration
+from aida.report.naming import file_name
 from aida.report.statistics import Comparison, Summary
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": r"$-$", "<": "$<$", ">": "$>$",
-    "≤": r"$\leq$", "×": r"$\times$", "ε": r"$\epsilon$", "–": "--",
+    "≤": r"$\leq$", "×": r"$\times$", "ε": r"$\epsilon$", "–": "--", "|": r"\textbar{}",
+    # the end of a row looks for these: a length, a star
+    "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
+
+#: What a spreadsheet takes for the start of a formula, the wide forms too; and the quote itself, to keep it.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20'")
 
 
 def markdown(grid: Grid, level: int = 2, subtitle: str = "") -> str:
     heads = [_markdown(head.text) for head in grid.heads]
     lines = ["#" * level + " " + _markdown(grid.title), ""]
-    lines += [subtitle, ""] if subtitle else []
+    lines += [_markdown(subtitle), ""] if subtitle else []
     lines += ["| " + " | ".join(heads) + " |"]
     lines += ["|" + "|".join("---:" if head.numeric else "---" for head in grid.heads) + "|"]
     lines += ["| " + " | ".join(_markdown_field(field) for field in row) + " |" for row in grid.rows]
@@ -38,7 +45,7 @@ def latex(grid: Grid, subtitle: str = "") -> str:
     lines = [
         r"\begin{table*}[t]",
         rf"\caption{{{escape_latex(caption)}}}",
-        rf"\label{{tab:{grid.name}}}",
+        rf"\label{{tab:{file_name(grid.name)}}}",
         r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
         rf"\begin{{tabular}}{{{''.join('r' if head.numeric else 'l' for head in grid.heads)}}}",
         r"\hline",
@@ -54,7 +61,8 @@ def latex(grid: Grid, subtitle: str = "") -> str:
 
 
 def escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    """Text that LaTeX sets as it is, in one paragraph."""
+    return "".join(_LATEX.get(letter, letter) for letter in _line(text))
 
 
 def cells_csv(columns: Iterable[Column]) -> str:
@@ -158,8 +166,26 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    """A field that no spreadsheet takes for a formula: text that begins like one, or with a quote, gets a quote first.
+
+    A reader gets every text back by taking one leading quote off. Numbers stay numbers.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in _FORMULA:
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def _markdown_field(field: Field) -> str:
@@ -175,6 +201,7 @@ def _latex_field(field: Field) -> str:
 
 
 def _markdown(text: str) -> str:
-    for letter in "\\|*_`<":
+    text = _line(text)
+    for letter in "\\|*_`<[":
         text = text.replace(letter, "\\" + letter)
-    return text.replace("\n", " ")
+    return text
