@@ -87,7 +87,7 @@ def stepsizes(
     read = {run: _read(run) for run in runs}
     logs = {run: found for run, found in read.items() if not isinstance(found, str)}
     skipped = [found for found in read.values() if isinstance(found, str)]
-    if not logs and not any(map(os.path.isdir, runs)):
+    if not logs and all(map(os.path.isfile, runs)):
         fail("\n".join(skipped))
     if logs:
         _draw_table(logs)

@@ -29,7 +29,7 @@ def report(
     Writes index.html, which needs no other file, tables as Markdown, LaTeX and CSV, and figures as PNG
     and SVG. Only reads the runs: it can be called while others are still going on.
     """
-    from aida.lab.runs.files import StoreError
+    from aida.lab.runs.files import StoreError, one_line
     from aida.report.build import read, write
     from aida.report.listings import skipped
 
@@ -56,7 +56,7 @@ def report(
         fail(f"the report cannot be written to {out}: {error}")
     _draw(study)
     for problem in (*skipped(study), *made.problems):
-        say(f"left out: {problem}", err=True)
+        say(one_line(f"left out: {problem}", 1000), err=True)
     say(f"wrote {len(made.files)} files to {out}; the page is {made.page}")
 
 

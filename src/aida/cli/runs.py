@@ -58,6 +58,7 @@ def list_runs(
 def _draw(found: list[dict[str, Any]], out: Path) -> None:
     from rich.text import Text
 
+    from aida.lab.runs.files import one_line
     from aida.lab.watching.labels import settings_in_words
     from aida.lab.watching.standing import in_words
 
@@ -68,7 +69,7 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
     for run in found:
         best = f"{run['metric']} {in_words(run['best'])} ({run['best_epoch']})" if run["best"] is not None else ""
         drawn.add_row(
-            run["key"],
+            one_line(run["key"]),
             run["experiment"],
             f"{run['method']} {settings_in_words(run['differing'])}".strip(),
             str(run["seed"]) if run["seed"] is not None else "",
@@ -81,7 +82,8 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
     console().print(drawn)
     for run in found:
         if run["problem"]:
-            console().print(f"{run['key']} {run['state']}: {run['problem']}", style="red", soft_wrap=True)
+            said = one_line(f"{run['key']} {run['state']}: {run['problem']}", 1000)
+            console().print(said, style="red", soft_wrap=True)
     console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
@@ -133,7 +135,7 @@ def collect_runs(
     What is there already is left alone, so that runs of several machines can be collected one after another.
     """
     from aida.lab.runs.collecting import collect
-    from aida.lab.runs.store import StoreError
+    from aida.lab.runs.files import StoreError, one_line
 
     for root in runs:
         if not root.is_dir():
@@ -144,4 +146,4 @@ def collect_runs(
         fail(str(error))
     say(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
     for folder, reason in found.left:
-        say(f"left out: {folder} is {reason}", err=True)
+        say(one_line(f"left out: {folder} is {reason}", 1000), err=True)

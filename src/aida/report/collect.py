@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
     """Every run below the roots. Copies of a run count once, in any order; if their results differ, none counts."""
     copies: dict[str, list[RunRecord]] = {}
     unread: list[Unread] = []
-    for record in {record.path.resolve(): record for root in roots for record in scan(root)}.values():
+    for record in {os.path.realpath(record.path): record for root in roots for record in scan(root)}.values():
         if record.spec is None:
             unread.append(Unread(record.path, record.problem or "being made just now, without a spec yet"))
         else:
@@ -100,7 +101,7 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
     runs = []
     for found in copies.values():
         # the same copy stands for the run in whichever order the roots are named
-        first, *others = sorted(found, key=lambda each: (each.result is None, -each.rows, str(each.path.resolve())))
+        first, *others = sorted(found, key=lambda each: (each.result is None, -each.rows, os.path.realpath(each.path)))
         assert first.spec is not None
         run = _run(first, first.spec, experiments)
         ended = [each for each in (first, *others) if each.result is not None]

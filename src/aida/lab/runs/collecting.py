@@ -47,14 +47,22 @@ def collect(roots: list[Path], out: Path) -> Collected:
         for record in (record for root in roots for record in scan(root)):
             target = out / record.path.name
             try:
-                copied = _copy(record, target)
+                files = _files(record, target)
             except _LeftOutError as reason:
                 left.append((record.path, str(reason)))
                 continue
-            known += copied is None
-            if copied is not None:
-                added.append(target)
-                size += copied
+            if files is None:
+                known += 1
+                continue
+            with writing(target):
+                target.mkdir(exist_ok=True)
+            for name, content in files.items():
+                if isinstance(content, bytes):
+                    write_whole(target / name, content)
+                    size += len(content)
+                elif content is not None:
+                    left.append((record.path / name, f"not copied: {content}"))
+            added.append(target)
     return Collected(tuple(added), known, tuple(left), size)
 
 
@@ -62,12 +70,12 @@ class _LeftOutError(Exception):
     """Why a run is not collected."""
 
 
-def _copy(record: RunRecord, target: Path) -> int | None:
-    """The bytes that were copied; None if the run is there already."""
+def _files(record: RunRecord, target: Path) -> dict[str, bytes | str | None] | None:
+    """What is to be copied, by name: bytes, or why there are none; None if the run is there already."""
     if record.state not in DONE:
         raise _LeftOutError(f"{record.state}: {record.problem}" if record.problem else record.state)
+    files = {name: _content(record.path / name) for name in _KEPT}
     try:
-        files = {name: read_regular(record.path / name, STEPSIZES_LIMIT) for name in _KEPT}
         there = read_regular(target / RESULT)
         if there is not None:
             if there != files[RESULT]:
@@ -81,9 +89,11 @@ def _copy(record: RunRecord, target: Path) -> int | None:
             remove_leftovers(target)  # of a collection that was killed
     except StoreError as error:
         raise _LeftOutError(one_line(error)) from None
-    with writing(target):
-        target.mkdir(exist_ok=True)
-    for name, content in files.items():
-        if content is not None:
-            write_whole(target / name, content)
-    return sum(len(content or b"") for content in files.values())
+    return files
+
+
+def _content(path: Path) -> bytes | str | None:
+    try:
+        return read_regular(path, STEPSIZES_LIMIT)
+    except StoreError as error:
+        return one_line(str(error).removeprefix(f"{path} "))

@@ -228,7 +228,7 @@ def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
     try:
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, limit) + 1)
+            content = file.read(size + 1) if size <= limit else b""
     except FileNotFoundError:
         return None
     except OSError as error:
