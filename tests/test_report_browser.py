@@ -148,6 +148,31 @@ def test_a_chart_is_zoomed_by_the_pointer_and_the_keys(browser):
     assert ticks(browser).split()[0] in ("30", "31", "32")
 
 
+@pytest.mark.parametrize("view", ["metric", "loss", "time", "search-0"])
+@pytest.mark.parametrize(("key", "back"), [("+", "-"), ("-", "+")])
+def test_zoom_stops_before_ticks_lose_their_meaning(browser, view, key, back):
+    with_chart(browser)
+    browser.run(f"document.querySelector('{PANEL} [data-view={view}]').click()")
+    about = "Zoom in" if key == "+" else "Zoom out"
+    browser.run(f"document.querySelector('{CHART}').focus()")
+    seen = []
+    for _ in range(150):
+        browser.run(f"document.querySelector('{PANEL} [aria-label=\"{about}\"]').click()")
+        seen.append(ticks(browser))
+        axis = browser.run(
+            f"[...document.querySelectorAll('{CHART} text')].map(t => [t.textContent, t.getAttribute('text-anchor')])"
+        )
+        for side in ("middle", "end"):
+            labels = [text for text, anchor in axis if anchor == side]
+            assert len(labels) == len(set(labels)) < 60, "no two ticks look alike, and they are few"
+        assert "NaN" not in seen[-1]
+        assert "Infinity" not in seen[-1]
+    assert seen[-1] == seen[-10], "and at some time nothing more happens"
+    browser.run(f"document.querySelector('{CHART}').focus()")
+    browser.press(back)
+    assert ticks(browser) != seen[-1], "from where there is a way back"
+
+
 def test_the_pointer_reads_values_off_and_opens_the_runs(browser):
     with_chart(browser)
     tip = f"document.querySelector('{PANEL} .tip')"
