@@ -59,3 +59,38 @@ def test_the_command_says_what_it_did(runs: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "1 runs added" in done.output
     assert "is stopped" in done.output
+
+
+def test_nothing_that_a_link_leads_to_is_copied(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a key")
+    (run,) = (record.path for record in scan(runs) if record.state == "finished")
+    (run / "stepsizes.jsonl").symlink_to(tmp_path / "secret")
+    found = collect([runs], tmp_path / "results")
+    assert [path.name for path in found.added] == [run.name]
+    assert not (found.added[0] / "stepsizes.jsonl").exists()
+    said = dict(found.left)[run / "stepsizes.jsonl"]
+    assert said == "not copied: cannot be read: it is a symbolic link, and links are not followed"
+
+
+def test_no_link_in_the_results_is_written_through(runs: Path, tmp_path: Path) -> None:
+    (run,) = (record.path for record in scan(runs) if record.state == "finished")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / run.name).symlink_to(tmp_path / "outside")
+    found = collect([runs], tmp_path / "results")
+    assert found.added == ()
+    assert "is a symbolic link" in dict(found.left)[run]
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_what_a_killed_collection_left_is_completed_and_its_half_files_go(runs: Path, tmp_path: Path) -> None:
+    (run,) = (record.path for record in scan(runs) if record.state == "finished")
+    target = tmp_path / "results" / run.name
+    target.mkdir(parents=True)
+    (target / "spec.json").write_bytes((run / "spec.json").read_bytes())
+    (target / ".curve.jsonl.12345.tmp").write_text("half")
+    (target / ".mine.tmp").write_text("somebody's")
+    collect([runs], tmp_path / "results")
+    names = sorted(path.name for path in target.iterdir())
+    assert names == [".mine.tmp", "curve.jsonl", "env.json", "result.json", "spec.json"]
+    assert [record.state for record in scan(tmp_path / "results")] == ["finished"]

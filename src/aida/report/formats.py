@@ -173,15 +173,18 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 def _inert(value: Any) -> Any:
     """A field that no spreadsheet takes for a formula: text that begins like one, or with a quote, gets a quote first.
 
-    A reader gets every text back by taking one leading quote off. Numbers stay numbers.
+    A reader gets every printable text back by taking one leading quote off. Numbers stay numbers.
     """
-    if not isinstance(value, str) or value.lstrip()[:1] not in _FORMULA:
+    if not isinstance(value, str):
         return value
+    text = printable(value)
+    if text.lstrip()[:1] not in _FORMULA:
+        return text
     try:
-        float(value)
+        float(text)
     except ValueError:
-        return f"'{value}"
-    return value
+        return f"'{text}"
+    return text
 
 
 def _line(text: str) -> str:

@@ -81,7 +81,7 @@ class Bars:
         )
 
     def _print(self, text: str, style: str) -> None:
-        self._progress.console.print(printable(text), style=style, markup=False, highlight=False)
+        self._progress.console.print(printable(text), style=style, markup=False, emoji=False, highlight=False)
 
 
 class Lines:
@@ -117,7 +117,7 @@ class Lines:
 
     def _print(self, text: str) -> None:
         # unwrapped: a line is a line for grep, however narrow the console believes to be
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def ending(run: Standing) -> str:
