@@ -177,6 +177,18 @@ def rerow(line: int, **changes: Any) -> Callable[[Path], object]:
     return change
 
 
+def revalue(*values: float) -> Callable[[Path], object]:
+    """Another curve, and the result that it gives."""
+
+    def change(run: Path) -> None:
+        for line, value in enumerate(values):
+            rerow(line, accuracy=value)(run)
+        best = max(values)
+        edit("result.json", best=best, best_epoch=values.index(best) + 1, last=values[-1])(run)
+
+    return change
+
+
 def session(**changes: Any) -> Callable[[Path], object]:
     return lambda run: (run / "env.json").write_text(json.dumps({"sessions": [changes]}))
 
@@ -300,6 +312,10 @@ def _results() -> Iterable[Case]:
 def _rows() -> Iterable[Case]:
     for value in ("1", 1.0, True, None, ..., 0, -5, 2, 10**400, float("nan"), [], "[/x]"):
         yield Case(f"epoch of a row: {ascii(value)[:20]}", rerow(0, epoch=value), "line 1 has epoch")
+    for number in (0.0, -0.0, 1e99, -1e99, 1e-99, 5e-324, 1.7e308, -1.7e308, 1e18, 10**30):
+        yield Case(f"a metric of {number}", revalue(number, number, number))
+        yield Case(f"a metric from {number} on", revalue(number, 91.0, 1.0))
+    yield Case("a metric that differs in its last bit", revalue(91.0, 91.00000000000001, 91.0))
     for value in ("91", None, ..., float("nan"), float("inf"), [], {}, 10**400, True):
         yield Case(f"metric of a row: {ascii(value)[:20]}", rerow(1, accuracy=value), "does not fit curve")
     for value in ("1", ..., float("nan"), float("-inf"), [], 10**400, 1e308, -1e308, True, NESTED):

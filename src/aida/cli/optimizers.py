@@ -92,7 +92,10 @@ def stepsizes(
     if logs:
         _draw_table(logs)
         found = list(logs.values())
-        say_written([*save(draw(found, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(found, out)])
+        try:
+            say_written([*save(draw(found, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(found, out)])
+        except OSError as error:
+            fail(f"the figures cannot be written to {out}: {error}")
     for reason in skipped:
         say(f"left out: {reason}", err=True)
 

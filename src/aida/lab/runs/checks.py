@@ -9,15 +9,20 @@ from typing import Any
 from aida.lab.runs.files import one_line
 from aida.lab.spec import Metric
 
-#: Beyond this a square is no longer finite, so that no mean and no test could be taken.
+#: Squares and quotients of numbers up to here are finite, so that means and tests can be taken.
 _LARGEST = 1e100
 #: Longest name, most hyper-parameters, deepest list among them.
 _LETTERS, _VALUES, _DEPTH = 200, 100, 4
 
 
 def finite(value: Any) -> float | None:
-    """A number to calculate with; None for anything else, also for one that is not finite or beyond 1e100."""
-    return float(value) if type(value) in (int, float) and abs(value) <= _LARGEST else None
+    """A number to calculate with; None for anything else, also for one that is not finite or beyond 1e100.
+
+    One that is smaller than 1e-100 counts as zero.
+    """
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        return None
+    return float(value) if abs(value) >= 1 / _LARGEST else 0.0
 
 
 def check_spec(content: Mapping[str, Any]) -> None:
