@@ -20,8 +20,6 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": r"$-$", "<": "$<$", ">": "$>$",
     "≤": r"$\leq$", "×": r"$\times$", "ε": r"$\epsilon$", "–": "--", "|": r"\textbar{}",
-    # the end of a row looks for these: a length, a star
-    "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
 
 #: What a spreadsheet takes for the start of a formula, the wide forms too; and the quote itself, to keep it.
@@ -51,7 +49,7 @@ def latex(grid: Grid, subtitle: str = "") -> str:
         r"\hline",
         " & ".join(escape_latex(head.text) for head in grid.heads) + r" \\",
         r"\hline",
-        *(" & ".join(_latex_field(field) for field in row) + r" \\" for row in grid.rows),
+        *(_latex_row(row) for row in grid.rows),
         r"\hline",
         r"\end{tabular}",
         *(r"\par\smallskip " + escape_latex(remark) for remark in grid.remarks),
@@ -195,6 +193,12 @@ def _markdown_field(field: Field) -> str:
     text = _markdown(field.text)
     text = f"**{text}**" if field.bold and text else text
     return f"{text} ({_markdown(field.note)})" if field.note and text else text or _markdown(field.note)
+
+
+def _latex_row(row: Sequence[Field]) -> str:
+    text = " & ".join(map(_latex_field, row)) + r" \\"
+    # the end of the row before would take a star or a bracket for its own
+    return "{}" + text if text[0] in "*[" else text
 
 
 def _latex_field(field: Field) -> str:
