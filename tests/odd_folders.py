@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +11,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from odd_changes import (
+    bind_socket,
+    edit,
+    emptied,
+    linked,
+    looped,
+    moved,
+    put,
+    rehyper,
+    rerow,
+    respec,
+    restep,
+    revalue,
+    session,
+    sparse,
+    without,
+)  # fmt: skip
 from report_fixture import spec, write_run, write_stepsizes
 
 SECRET = "the secret that no link may lead to"
@@ -57,45 +71,17 @@ def _measured() -> str:
 # --- what can be done to a file
 
 
-def put(name: str, content: bytes | str | Callable[[], bytes]) -> Callable[[Path], object]:
-    def change(run: Path) -> None:
-        text = content() if callable(content) else content
-        (run / name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-
-    return change
-
-
-def _without(run: Path, name: str) -> Path:
-    (run / name).unlink(missing_ok=True)
-    return run / name
-
-
-def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as each:
-        here = os.getcwd()
-        os.chdir(path.parent)  # the name of a socket is short
-        try:
-            each.bind(path.name)
-        finally:
-            os.chdir(here)
-
-
-def _sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-
-
 #: Something in the place of a file, and what is said of it.
 THINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (lambda path: path.mkdir(), "it is a folder"),
     "a named pipe": (os.mkfifo, "it is a named pipe"),
-    "a socket": (_socket, "it is a socket"),
+    "a socket": (bind_socket, "it is a socket"),
     "a link to /dev/zero": (lambda path: path.symlink_to("/dev/zero"), "a symbolic link"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "a symbolic link"),
     "a link to nothing": (lambda path: path.symlink_to("nothing"), "a symbolic link"),
     "a link out of the folder": (lambda path: path.symlink_to(f"../../secret/{path.name}"), "a symbolic link"),
     "a link within the folder": (lambda path: path.symlink_to("lock"), "a symbolic link"),
-    "a tebibyte of nothing": (_sparse, "at most"),
+    "a tebibyte of nothing": (sparse, "at most"),
 }
 
 #: Bytes in the place of JSON.
@@ -113,14 +99,14 @@ def _things() -> Iterable[Case]:
         for kind, (place, said) in THINGS.items():
 
             def change(run: Path, name: str = name, place: Callable[[Path], object] = place) -> None:
-                place(_without(run, name))
+                place(without(run, name))
 
             ours = name not in ("env.json", "failed.json", "stepsizes.jsonl")
             shown = said if ours or name == "failed.json" else ""
             yield Case(f"{kind} for {name}", change, shown, said if name == "stepsizes.jsonl" else None)
     for kind, (place, _) in THINGS.items():
         if kind != "a tebibyte of nothing":
-            yield Case(f"{kind} for the lock", lambda run, place=place: place(_without(run, "lock")))
+            yield Case(f"{kind} for the lock", lambda run, place=place: place(without(run, "lock")))
 
 
 def _texts() -> Iterable[Case]:
@@ -134,73 +120,6 @@ def _texts() -> Iterable[Case]:
 
 
 # --- what can be done to a value
-
-
-def edit(name: str, **changes: Any) -> Callable[[Path], object]:
-    """Values of an object replaced; ``...`` takes one away."""
-
-    def change(run: Path) -> None:
-        content = json.loads((run / name).read_text())
-        content = {key: value for key, value in {**content, **changes}.items() if value is not ...}
-        (run / name).write_text(json.dumps(content))
-
-    return change
-
-
-def respec(**changes: Any) -> Callable[[Path], object]:
-    """A spec with other values, in a folder that has the name it should have."""
-
-    def change(run: Path) -> None:
-        edit("spec.json", **changes)(run)
-        content = json.loads((run / "spec.json").read_text())
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        run.rename(run.with_name(hashlib.sha256(text.encode()).hexdigest()[:16]))
-
-    return change
-
-
-def rehyper(**changes: Any) -> Callable[[Path], object]:
-    def change(run: Path) -> None:
-        hyper = json.loads((run / "spec.json").read_text())["hyper"]
-        respec(hyper={**hyper, **changes})(run)
-
-    return change
-
-
-def rerow(line: int, **changes: Any) -> Callable[[Path], object]:
-    def change(run: Path) -> None:
-        rows = [json.loads(row) for row in (run / "curve.jsonl").read_text().splitlines()]
-        rows[line] = {**rows[line], **changes}
-        kept = [{key: value for key, value in row.items() if value is not ...} for row in rows]
-        (run / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-
-    return change
-
-
-def revalue(*values: float) -> Callable[[Path], object]:
-    """Another curve, and the result that it gives."""
-
-    def change(run: Path) -> None:
-        for line, value in enumerate(values):
-            rerow(line, accuracy=value)(run)
-        best = max(values)
-        edit("result.json", best=best, best_epoch=values.index(best) + 1, last=values[-1])(run)
-
-    return change
-
-
-def session(**changes: Any) -> Callable[[Path], object]:
-    return lambda run: (run / "env.json").write_text(json.dumps({"sessions": [changes]}))
-
-
-def restep(**changes: Any) -> Callable[[Path], object]:
-    """The same in every stepsize record."""
-
-    def change(run: Path) -> None:
-        rows = [json.loads(row) for row in (run / "stepsizes.jsonl").read_text().splitlines()]
-        (run / "stepsizes.jsonl").write_text("".join(json.dumps({**row, **changes}) + "\n" for row in rows))
-
-    return change
 
 
 NESTED: list[Any] = []
@@ -299,12 +218,12 @@ def _results() -> Iterable[Case]:
     )
     yield Case(
         "failed with escapes",
-        lambda run: (_without(run, "result.json"), put("failed.json", json.dumps({"error": ESCAPE}))(run)),
+        lambda run: (without(run, "result.json"), put("failed.json", json.dumps({"error": ESCAPE}))(run)),
         "owned",
     )
     yield Case(
         "failed with a list",
-        lambda run: (_without(run, "result.json"), put("failed.json", '{"error": [1, {}]}')(run)),
+        lambda run: (without(run, "result.json"), put("failed.json", '{"error": [1, {}]}')(run)),
         "failed",
     )
 
@@ -335,7 +254,7 @@ def _rows() -> Iterable[Case]:
         lambda run: os.truncate(run / "curve.jsonl", (run / "curve.jsonl").stat().st_size - 5),
         "epoch 2, and",
     )
-    yield Case("rows without a result", lambda run: _without(run, "result.json"), "stopped")
+    yield Case("rows without a result", lambda run: without(run, "result.json"), "stopped")
     yield Case(
         "a carriage return in every row",
         lambda run: put("curve.jsonl", (run / "curve.jsonl").read_bytes().replace(b"\n", b"\r\n"))(run),
@@ -382,33 +301,14 @@ def _stepsizes() -> Iterable[Case]:
 # --- what can be done to the folder
 
 
-def _moved(name: str) -> Callable[[Path], object]:
-    return lambda run: run.rename(run.with_name(name))
-
-
-def _linked(run: Path) -> None:
-    run.rename(run.parent.parent / "secret" / run.name)
-    run.symlink_to(run.parent.parent / "secret" / run.name)
-
-
-def _emptied(run: Path) -> None:
-    shutil.rmtree(run)
-    run.mkdir()
-
-
-def _looped(run: Path) -> None:
-    shutil.rmtree(run)
-    run.symlink_to(run.name)
-
-
 def _folders() -> Iterable[Case]:
-    yield Case("an empty folder", _emptied, "spec.json is not there")
-    yield Case("a folder that is a link to itself", _looped, "cannot be read", "cannot be read")
-    yield Case("a folder that is a link to a run", _linked)
-    yield Case("a copy", _moved("copy of a run"), "belongs in a folder named")
-    yield Case("a name with escapes", _moved(f"x{ESCAPE}"), "belongs in a folder named")
-    yield Case("a name with markup", _moved("x [b] $\\frac{$"), "belongs in a folder named")
-    yield Case("a name of two lines", _moved("two\nlines"), "belongs in a folder named")
+    yield Case("an empty folder", emptied, "spec.json is not there")
+    yield Case("a folder that is a link to itself", looped, "cannot be read", "cannot be read")
+    yield Case("a folder that is a link to a run", linked)
+    yield Case("a copy", moved("copy of a run"), "belongs in a folder named")
+    yield Case("a name with escapes", moved(f"x{ESCAPE}"), "belongs in a folder named")
+    yield Case("a name with markup", moved("x [b] $\\frac{$"), "belongs in a folder named")
+    yield Case("a name of two lines", moved("two\nlines"), "belongs in a folder named")
     yield Case(
         "a name that is no UTF-8",
         lambda run: os.rename(run, os.path.join(os.fsencode(run.parent), b"\xff\xfe")),

@@ -109,7 +109,10 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
             said = "; ".join(f"{each.path}: {_ending(each.result)}" for each in ended)
             run = replace(run, state="two results", remark=f"its copies ended differently, so none counts: {said}")
         runs.append(run)
-        unread += [Unread(each.path, f"the same run as {first.path}, counted once") for each in others]
+        for each in others:
+            why = each.problem if each.state == "damaged" else "counted once"
+            why = "with another result" if each.result not in (None, first.result) else why
+            unread.append(Unread(each.path, f"the same run as {first.path}, {why}"))
     return Collection(tuple(_not_alone(runs)), tuple(unread))
 
 
