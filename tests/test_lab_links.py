@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from aida.lab.runs.files import StoreError, append_line, open_regular, read_regular, sync, write_whole
 from aida.lab.runs.lock import Lock, is_held
-from aida.lab.runs.store import RunFolder
+from aida.lab.runs.store import RunFolder, scan
+from report_fixture import spec, write_run
 from store_cases import RESULT, SPEC, advance
 
 NAMES = (
@@ -111,3 +113,25 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
     with pytest.raises(StoreError, match="file has 100 bytes; at most 99 are read"):
         read_regular(tmp_path / "file", 99)
     assert read_regular(tmp_path / "nothing") is None
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only the superuser can become another user"
+)
+def test_what_may_not_be_read_is_named_and_the_rest_is_listed():
+    with TemporaryDirectory() as place:
+        root = Path(place) / "runs"
+        os.chmod(place, 0o755)
+        runs = [write_run(root, spec("adam", seed), [1.0, 2.0, 3.0, 4.0]) for seed in range(5)]
+        for path in (runs[0] / "spec.json", runs[1] / "curve.jsonl", runs[2] / "env.json", runs[3]):
+            path.chmod(0)
+        os.seteuid(65534)
+        try:
+            found = {record.path: record for record in scan(root)}
+        finally:
+            os.seteuid(0)
+        said = [found[run].problem or found[run].state for run in runs]
+    assert said == [
+        "spec.json cannot be read: Permission denied", "curve.jsonl cannot be read: Permission denied", "finished",
+        "spec.json cannot be read: Permission denied", "finished",
+    ]  # fmt: skip

@@ -8,10 +8,13 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 import aida.report.build as build
@@ -21,6 +24,14 @@ from odd_folders import CASES, FILES, SECRET, Case, make
 from report_fixture import spec, write_run, write_stepsizes
 
 GOOD = spec("sgd", 123, experiment="digits", epochs=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands_are_built_once() -> Iterator[None]:
+    """Typer builds them for each call, which takes five times as long as a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
+        yield
 
 
 @contextmanager
