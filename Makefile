@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-gpu check format bench clean
+.PHONY: demo test test-integrations test-gpu check format bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/aida demo
@@ -17,6 +17,14 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
+
+# Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
+test-integrations: $(VENV)/.integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
+
+$(VENV)/.integrations: $(INSTALLED)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
+	touch $@
 
 # Needs a CUDA device and a torch that sees it: PYTHON_GPU names the interpreter that has one.
 PYTHON_GPU ?= $(PYTHON)

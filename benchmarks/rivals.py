@@ -84,7 +84,12 @@ RIVALS = (
     Rival(CLIP_BASELINE, _adamw(fused=True), ADAMW_CLIP_BYTES, clip_gradients=True),
     Rival(AIDA_FUSED, _aida(fused=True), AIDA_BYTES, path="fused", grouped=True),
     Rival(AIDA_CLIP, _aida(fused=True, clip_norm=CLIP_NORM), AIDA_BYTES, path="fused"),
-    Rival("Aida fused, L2", _aida(fused=True, weight_decay=5e-4), AIDA_L2_BYTES, path="fused"),
+    Rival(
+        "Aida fused, L2",
+        _aida(fused=True, weight_decay=5e-4, decoupled_weight_decay=False),
+        AIDA_L2_BYTES,
+        path="fused",
+    ),
     Rival("Aida fused, new lr every step", _aida(fused=True), AIDA_BYTES, path="fused", changes_lr=True, graph=False),
     Rival("Aida foreach", _aida(foreach=True), AIDA_BYTES, path="foreach", grouped=True),
     Rival("Aida reference", _aida(foreach=False, fused=False), AIDA_BYTES, path="reference"),

@@ -33,7 +33,7 @@ for method in (torch.optim.AdamW, Aida):
     )  # fmt: skip
     model = nn.Sequential(layers).to(device)
     optimizer = method(model.parameters(), lr=1e-3)
-    explain(optimizer)
+    print(explain(optimizer))
 
     path = FOLDER / method.__name__ / "stepsizes.jsonl"
     path.unlink(missing_ok=True)  # a sink goes on where a file ends

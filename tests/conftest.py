@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+#: Packages of the extras, which a machine that only trains may lack: what can't be imported without them is skipped.
+OPTIONAL = frozenset(
+    {"expecttest", "hypothesis", "matplotlib", "msgspec", "optuna", "psycopg", "rich"}
+    | {"scipy", "sklearn", "spacy", "sqlalchemy", "typer"}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+class _Module(pytest.Module):
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+            if (missing or "").partition(".")[0] in OPTIONAL:
+                pytest.skip(f"needs {missing}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """A test module that needs a missing package of ``OPTIONAL`` is skipped, and does not end the collection."""
+    return _Module.from_parent(parent, path=module_path)

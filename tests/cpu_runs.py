@@ -18,11 +18,11 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (5,), (0, 3), (33, 7), (4096,),
 HYPER: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-10}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "l2": {"weight_decay": 0.1},
+    "l2": {"weight_decay": 0.1, "decoupled_weight_decay": False},
     "decoupled": {"weight_decay": 0.1, "decoupled_weight_decay": True},
-    "ascent": {"maximize": True, "weight_decay": 0.1},
+    "ascent": {"maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": False},
     "clip": {"clip_norm": 0.3},
-    "clip-l2": {"clip_norm": 0.3, "weight_decay": 0.1},
+    "clip-l2": {"clip_norm": 0.3, "weight_decay": 0.1, "decoupled_weight_decay": False},
     "no-momentum": {"betas": (0.0, 0.99), "eps": 1e-4},  # m is g: nothing is left but eps
 }
 

@@ -18,7 +18,7 @@ from aida.lab.train import Interrupted
 
 
 def spec(seed: int, epochs: int = 2, **do) -> RunSpec:
-    """``does`` says what happens: finish, raise, exit, kill, crash, diverge, print, warn, sleep, dead-gpu."""
+    """``does`` says what happens: finish, raise, exit, quit, kill, crash, diverge, print, warn, sleep, dead-gpu."""
     return RunSpec("digits", "sgd", {"lr": 0.1, **do}, seed, epochs, 64, "fp32")
 
 
@@ -44,11 +44,13 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list
     if does == "raise":
         raise ValueError(f"seed {spec.seed} was asked to fail\nat length")
     if does == "dead-gpu":  # as after a failed assertion in a kernel
-        sys.modules["__main__"].gpu_is_usable = lambda: False
+        sys.modules["aida.lab.queue.worker"].gpu_is_usable = lambda: False
         raise RuntimeError("CUDA error: device-side assert triggered")
     if does == "exit":
         print("the last words of the process", file=sys.stderr, flush=True)
         os._exit(7)
+    if does == "quit":
+        sys.exit("the step had enough")
     if does == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if does == "crash":

@@ -266,7 +266,10 @@ def _sessions() -> Iterable[Case]:
         yield Case(f"sessions: {value}", put("env.json", json.dumps({"sessions": value})))
     for value in (5, None, [], ESCAPE, "[/x]", "\ud800", "x" * 100_000, NESTED):
         yield Case(
-            f"a device: {ascii(value)[:20]}", session(device=value, device_type=value, at_once=value, started=value)
+            f"a device: {ascii(value)[:20]}",
+            session(
+                device=value, device_type=value, at_once=value, started=value, git=value, versions={"torch": value}
+            ),
         )
     for value in ("9999-12-31T23:59:59", "0001-01-01T00:00:00", "2026-13-45", "now", 10**400):
         yield Case(f"begun {ascii(value)[:20]}", session(device="H200", device_type="cuda", at_once=1, started=value))

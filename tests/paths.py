@@ -21,10 +21,10 @@ from aida.backends.triton import Triton
 
 
 class InterpretedAida(Aida):
-    """Aida on the Triton kernels whatever the device: with TRITON_INTERPRET=1 they run on a CPU."""
+    """Aida whose fused path is Triton's whatever the device: with TRITON_INTERPRET=1 it runs on a CPU."""
 
     def _backend(self, route: Route) -> Backend:
-        return self._backends.setdefault(route, Triton())
+        return self._backends.setdefault(route, Triton()) if route.kind == "fused" else super()._backend(route)
 
 
 @dataclass(frozen=True)

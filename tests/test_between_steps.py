@@ -67,6 +67,72 @@ def keep_a_note_in_the_state(optimizer: Aida, _: list[Parameter]) -> None:
     optimizer.state["note"] = 1  # type: ignore[index]
 
 
+def clone_all_state(optimizer: Aida, _: list[Parameter]) -> None:
+    """The widespread recipe for moving an optimizer to a device."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.data = value.data.clone()
+
+
+def clone_the_counters(optimizer: Aida, _: list[Parameter]) -> None:
+    """A warm restart that puts new memory behind the counters."""
+    for state in optimizer.state.values():
+        state["step"].data = torch.zeros_like(state["step"])
+
+
+def reset_the_counters_in_place(optimizer: Aida, _: list[Parameter]) -> None:
+    for state in optimizer.state.values():
+        state["step"].zero_()
+        state["skipped"].zero_()
+
+
+def share_all_state(optimizer: Aida, _: list[Parameter]) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.share_memory_()
+
+
+def send_the_state_dict_through_a_queue(optimizer: Aida, _: list[Parameter]) -> None:
+    import torch.multiprocessing as mp
+
+    queue = mp.get_context("spawn").SimpleQueue()
+    queue.put(optimizer.state_dict())
+    queue.get()
+
+
+def turn_the_moments_around(optimizer: Aida, params: list[Parameter]) -> None:
+    """The same values at another address, in another memory order."""
+    for name in ("exp_avg", "exp_avg_var"):
+        moment = optimizer.state[params[1]][name]
+        moment.data = moment.data.t().contiguous().t()
+
+
+def shorten_the_parameter(optimizer: Aida, params: list[Parameter]) -> None:
+    """A smaller view at the same address, with state that fits it."""
+    params[1].data = params[1].data[:2]
+    for name in ("exp_avg", "exp_avg_var"):
+        optimizer.state[params[1]][name].data = optimizer.state[params[1]][name].data[:2]
+
+
+def put_betas_into_a_list(optimizer: Aida, _: list[Parameter]) -> None:
+    optimizer.param_groups[0]["betas"] = [0.5, 0.9]
+
+
+def change_the_list_of_betas(optimizer: Aida, params: list[Parameter]) -> None:
+    """In place, in the step after :func:`put_betas_into_a_list`."""
+    put_betas_into_a_list(optimizer, params)
+    give_gradients(params, 9)
+    optimizer.step()
+    optimizer.param_groups[0]["betas"][0] = 0.25
+
+
+def put_other_memory_behind_lr(optimizer: Aida, params: list[Parameter]) -> None:
+    optimizer.param_groups[0].update(capturable=True, lr=torch.tensor([0.5], device=params[0].device))
+    give_gradients(params, 9)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"].data = torch.tensor([0.25], device=params[0].device)
+
+
 def set_value(key: str, value: Any) -> Change:
     def change(optimizer: Aida, _: list[Parameter]) -> None:
         optimizer.param_groups[0][key] = value
@@ -78,6 +144,9 @@ def set_value(key: str, value: Any) -> Change:
 CHANGES: list[Change] = [
     swap_data, swap_data_in_another_layout, replace_a_moment, write_into_a_moment, forget_one_state, replace_the_state,
     load_a_checkpoint, exchange_a_parameter, reverse_the_parameters, drop_a_parameter, keep_a_note_in_the_state,
+    clone_all_state, clone_the_counters, reset_the_counters_in_place, share_all_state,
+    send_the_state_dict_through_a_queue, turn_the_moments_around, shorten_the_parameter, put_betas_into_a_list,
+    change_the_list_of_betas, put_other_memory_behind_lr,
     set_value("lr", 0.5), set_value("betas", (0.5, 0.75)), set_value("eps", 1e-2), set_value("weight_decay", 0.5),
     set_value("projections", 5), set_value("decoupled_weight_decay", True), set_value("clip_norm", 0.1),
     set_value("nonfinite", "propagate"), set_value("maximize", True), set_value("lr", torch.tensor(0.5)),
@@ -104,6 +173,8 @@ def result(optimizer: Aida, params: list[Parameter]) -> list[Any]:
 @over_paths(NATIVE_PATHS)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_change_between_steps_is_seen(path: Path, change: Change) -> None:
+    if path.device == "cuda" and change is send_the_state_dict_through_a_queue:
+        pytest.skip("the process that shares CUDA memory cannot receive it")
     remembering, params = start(path)
     forgetful, twins = start(path)
     for step in range(5):
@@ -228,6 +299,36 @@ def test_gradients_negative_or_conjugate_by_a_mark_are_read_as_what_they_are(pat
         return [[p.detach(), dict(o.state[p])] for o in optimizers for p in o.param_groups[0]["params"]]
 
     assert_close(run(plain=False), run(plain=True), rtol=0, atol=0)
+
+
+@over_paths()
+def test_a_gradient_turns_lazily_negative_after_plain_ones(path: Path) -> None:
+    def run(lazy: bool) -> list[Any]:
+        optimizer, params = start(path)
+        for step in range(4):
+            give_gradients(params, step)
+            if step >= 2:
+                params[1].grad = torch._neg_view(params[1].grad) if lazy else -params[1].grad
+            optimizer.step()
+        return result(optimizer, params)
+
+    assert_close(run(lazy=True), run(lazy=False), rtol=0, atol=0)
+
+
+@over_paths(NATIVE_PATHS)
+def test_gradients_of_a_step_that_raised_do_not_outlive_zero_grad(path: Path) -> None:
+    p = Parameter(torch.ones(4, 3, device=path.device))
+    optimizer = path.make([p], nonfinite="raise")
+    for value in (1.0, float("nan")):
+        p.grad = torch.full_like(p, value)
+        grad = weakref.ref(p.grad)
+        try:
+            optimizer.step()
+        except RuntimeError:
+            assert value != value
+        optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        assert grad() is None
 
 
 @over_paths()

@@ -248,8 +248,8 @@ def test_a_subclass_is_read_as_its_parent_and_a_stranger_refused() -> None:
     ("name", "values", "words"),
     [
         ("aida", {}, "none"),
-        ("aida", {"weight_decay": 0.1}, "L2: 0.1"),
-        ("aida", {"weight_decay": 0.1, "decoupled_weight_decay": True}, "decoupled"),
+        ("aida", {"weight_decay": 0.1, "decoupled_weight_decay": False}, "L2: 0.1"),
+        ("aida", {"weight_decay": 0.1}, "decoupled"),
         ("adamw", {}, "decoupled: every step shrinks the weights by lr * 0.01"),
         ("adam", {"weight_decay": 0.1}, "L2"),
         ("sgd", {"weight_decay": 0.1}, "L2"),

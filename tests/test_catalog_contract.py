@@ -321,5 +321,5 @@ def test_a_gradient_conjugate_by_a_mark_is_read_as_what_it_is(name: str, flags: 
 @pytest.mark.parametrize("kind", ["conjugate", "negative"])
 def test_a_parameter_that_is_so_by_a_mark_alone_is_refused(name: str, kind: str) -> None:
     conjugate = torch.ones(1, dtype=torch.complex64).conj()
-    with pytest.raises(TypeError, match=r"make it of tensor\.resolve_conj\(\)\.resolve_neg\(\)"):
+    with pytest.raises(TypeError, match=r"pass tensor\.resolve_conj\(\)\.resolve_neg\(\)"):
         build(name, [Parameter(conjugate if kind == "conjugate" else conjugate.imag)])

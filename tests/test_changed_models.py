@@ -45,10 +45,65 @@ def count_in_integers(p: Tensor, state: dict[str, Any]) -> None:
     state["step"] = torch.tensor(7)
 
 
+def other_dtype_behind(name: str) -> Callable[..., None]:
+    def change(p: Tensor, state: dict[str, Any]) -> None:
+        state[name].data = state[name].data.to(torch.float16)
+
+    change.__name__ = f"other_dtype_behind_{name}"
+    return change
+
+
+def shorten_at_the_same_address(name: str) -> Callable[..., None]:
+    def change(p: Tensor, state: dict[str, Any]) -> None:
+        state[name].data = state[name].data[:10]
+
+    change.__name__ = f"shorten_{name}"
+    return change
+
+
+def other_bits_at_the_same_address(p: Tensor, state: dict[str, Any]) -> None:
+    state["exp_avg"].data = state["exp_avg"].data.view(torch.int32)
+
+
+def shorten_the_parameter(p: Tensor, state: dict[str, Any]) -> None:
+    p.data = p.data[:10]
+    p.grad = torch.ones_like(p)
+
+
+def lengthen_the_parameter(p: Tensor, state: dict[str, Any]) -> None:
+    """Up to the end of the memory behind it."""
+    p.data = p.data.as_strided((2000,), (1,), 0)
+    p.grad = torch.ones_like(p)
+
+
+def shorten_the_gradient(p: Tensor, state: dict[str, Any]) -> None:
+    assert p.grad is not None
+    p.grad.data = p.grad.data[:10]
+
+
+def move_a_counter(p: Tensor, state: dict[str, Any]) -> None:
+    state["skipped"] = state["skipped"].to("meta")
+
+
+def put_a_number_in_place_of_a_counter(p: Tensor, state: dict[str, Any]) -> None:
+    state["step"] = 0
+
+
 @over_paths(NATIVE_PATHS)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        *(
+            (other_dtype_behind(name), f"its {name} is float16")
+            for name in ("exp_avg", "exp_avg_var", "step", "skipped")
+        ),
+        *((shorten_at_the_same_address(name), rf"its {name} is .*\(10,\)") for name in ("exp_avg", "exp_avg_var")),
+        (other_bits_at_the_same_address, "its exp_avg is int32"),
+        (shorten_the_parameter, r"is float32 of shape \(10,\).*its exp_avg is float32 of shape \(1000,\)"),
+        (lengthen_the_parameter, r"is float32 of shape \(2000,\).*its exp_avg is float32 of shape \(1000,\)"),
+        (shorten_the_gradient, r"its gradient is float32 of shape \(10,\)"),
+        (move_a_counter, "its skipped is float32 .* on meta"),
+        (put_a_number_in_place_of_a_counter, "has a int as its step"),
         (turn_double, r"parameter 0\.0 is float64 of shape \(1000,\).*its exp_avg is float32 of shape \(1000,\)"),
         (grow, r"is float32 of shape \(100000,\).*its exp_avg is float32 of shape \(1000,\)"),
         (grow_and_keep_the_gradient, r"its gradient is float32 of shape \(1000,\)"),
@@ -59,10 +114,11 @@ def count_in_integers(p: Tensor, state: dict[str, Any]) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_state_that_does_not_fit_is_refused(path: Path, change: Callable[..., None], said: str) -> None:
-    p = torch.zeros(1000, device=path.device, requires_grad=True)
+    p = torch.zeros(2000, device=path.device)[:1000].requires_grad_()
     optimizer = path.make([p])
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    for _ in range(2):  # the second is taken with what the first left
+        p.grad = torch.ones_like(p)
+        optimizer.step()
     change(p, optimizer.state[p])
     before = p.detach().clone()
     with pytest.raises(RuntimeError, match=said):

@@ -173,6 +173,21 @@ def test_an_optimizer_of_ones_own_lies_where_one_works(folder):
     assert "own:Own lr=0.01 seed 0" in found.output
 
 
+def test_processes_that_train_take_no_module_of_python_from_where_one_works(folder):
+    (folder / "own.py").write_text("import theirs\n" + OWN)
+    (folder / "theirs.py").write_text("")
+    for name in ("random", "argparse", "sklearn"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was imported')")
+    start = "import sys; sys.path.remove(''); from aida.cli import app; app()"  # as the script does that pip installs
+    words = ["train", "digits", "--optimizer", "own:Own", "--set", "lr=0.01", "--jobs", "2", "--seeds", "0,1", *QUICK]
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words], capture_output=True, text=True, env=here, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each.state for each in records()] == ["finished", "finished"]
+
+
 def test_a_failed_run_is_named_and_the_others_end(folder):
     (folder / "own.py").write_text(OWN)
     found = call("train", "digits", "--optimizer", "own:Broken", "--optimizer", "sgd", "--set", "lr=0.01", *QUICK)

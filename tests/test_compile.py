@@ -80,7 +80,7 @@ class Pair:
         ({"foreach": False, "fused": False}, False),
         ({"foreach": False, "fused": False, "clip_norm": 0.1, "maximize": True}, True),
         ({}, False),
-        ({"weight_decay": 0.1, "maximize": True, "projections": 3}, True),
+        ({"weight_decay": 0.1, "decoupled_weight_decay": False, "maximize": True, "projections": 3}, True),
         ({"weight_decay": 0.1, "decoupled_weight_decay": True, "clip_norm": 0.1}, False),
         ({"nonfinite": "propagate", "projections": 0, "lr": torch.tensor(0.01)}, True),
     ],
@@ -101,7 +101,7 @@ def test_compiled_steps_equal_eager_steps(kwargs: Kwargs, fullgraph: bool) -> No
 def test_compiled_kernels_equal_eager_steps(backend: str) -> None:
     # one small tensor where C++ has to be compiled for it
     net = Linear(4, 2, bias=False) if backend == "inductor" else None
-    pair = Pair(backend, net, weight_decay=0.1, lr=torch.tensor(0.01))
+    pair = Pair(backend, net, weight_decay=0.1, decoupled_weight_decay=False, lr=torch.tensor(0.01))
     for _ in range(3):
         pair.backward()
         pair.step()

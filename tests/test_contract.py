@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -18,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from aida import Aida
 from aida.backends import cpu
+from paths import NATIVE_PATHS, Path, over_paths
 
 NAN, INF = math.nan, math.inf
 
@@ -27,7 +29,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("lr", torch.tensor(NAN), "lr must be a finite number >= 0"),
     ("lr", torch.tensor([0.1, 0.1]), "must be 1-element"),
     *(("eps", bad, "eps must be a finite number > 0") for bad in (NAN, INF, 0, 0.0, -1e-8, 1e-50, "tiny")),
-    *(("xi", bad, "must be a finite number > 0; the paper uses 1e-20") for bad in (NAN, INF, 0.0, -1e-20)),
+    *(("xi", bad, "must be a finite number > 0 that float32 can hold") for bad in (NAN, INF, 0.0, -1e-20, 1e-39)),
     *(("weight_decay", bad, "must be a finite number >= 0") for bad in (NAN, INF, -0.1, None)),
     *(("betas", (bad, 0.999), "must lie in [0, 1)") for bad in (NAN, INF, -0.1, 1.0, "0.9")),
     *(("betas", (0.9, bad), "must lie in [0, 1)") for bad in (NAN, INF, -0.1, 1.0, 1.5)),
@@ -161,14 +163,29 @@ def test_key_of_a_scheduler_or_framework_is_left_alone(key: str) -> None:
     assert other.param_groups[0][key] == 0.25
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8])
-def test_integer_parameter_is_refused_with_its_dtype(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=f"{dtype}.*master copy"):
-        Aida([torch.ones(3, dtype=dtype)])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8, torch.float8_e4m3fn])
+def test_a_frozen_parameter_of_any_dtype_is_accepted_and_left_alone(dtype: torch.dtype) -> None:
+    frozen = Parameter(torch.ones(3).to(dtype), requires_grad=False)
+    optimizer = Aida([frozen, weight()])
+    optimizer.step()
+    assert torch.equal(frozen.float(), torch.ones(3))
+    assert frozen not in optimizer.state
+
+
+def test_a_parameter_that_cannot_be_updated_is_refused_with_its_dtype() -> None:
+    float8 = torch.ones(3).to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"float8_e4m3fn.*master copy"):
+        Aida([Parameter(float8)])
     optimizer = Aida([weight()])
-    with pytest.raises(TypeError, match=str(dtype)):
-        optimizer.add_param_group({"params": [torch.ones(3, dtype=dtype)]})
+    with pytest.raises(TypeError, match="float8_e4m3fn"):
+        optimizer.add_param_group({"params": [Parameter(float8)]})
     assert len(optimizer.param_groups) == 1
+    thawed = Parameter(float8, requires_grad=False)
+    optimizer = Aida([thawed])
+    thawed.requires_grad_()
+    thawed.grad = float8.clone()
+    with pytest.raises(TypeError, match="float8_e4m3fn"):
+        optimizer.step()
 
 
 def test_sparse_parameter_is_refused_with_its_layout() -> None:
@@ -194,7 +211,7 @@ def test_dtensor_parameter_is_refused(sharded: bool) -> None:
 
     mesh = init_device_mesh("cpu", (2,))
     p = Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0) if sharded else Replicate()]))
-    with pytest.raises(TypeError, match=r"does not yet update DTensor parameters.*Use DDP"):
+    with pytest.raises(TypeError, match=r"does not update DTensor parameters yet.*Use plain tensors"):
         Aida([p])
     optimizer = Aida([weight()])
     with pytest.raises(TypeError, match="DTensor"):
@@ -307,3 +324,36 @@ def test_every_value_lives_in_its_group_and_survives_a_checkpoint() -> None:
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="an installation without a C compiler is allowed")
 def test_the_c_kernel_is_there_where_its_tests_must_not_be_left_out() -> None:
     assert cpu.available()
+
+
+# -- the swap ----------------------------------------------------------------------------------------
+
+
+@over_paths(NATIVE_PATHS)
+def test_weight_decay_means_what_it_means_for_adamw(path: Path) -> None:
+    ours, theirs = (Parameter(torch.ones(5, device=path.device)) for _ in range(2))
+    optimizers = path.make([ours], lr=3e-4, weight_decay=0.1), torch.optim.AdamW([theirs], lr=3e-4, weight_decay=0.1)
+    for _ in range(3):
+        for p, optimizer in zip((ours, theirs), optimizers, strict=True):
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach())
+    assert (ours < 1).all()
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_amp_scaling_is_supported_where_torch_supports_it(fused: bool | None) -> None:
+    """Lightning refuses to clip the gradients of an optimizer that has the attribute."""
+    ours, theirs = Aida([weight()], fused=fused), torch.optim.AdamW([weight()], fused=fused)
+    for optimizer in (ours, pickle.loads(pickle.dumps(ours)), deepcopy(ours)):
+        assert hasattr(optimizer, "_step_supports_amp_scaling") == hasattr(theirs, "_step_supports_amp_scaling")
+
+
+@pytest.mark.parametrize("key", ["eps", "weight_decay", "xi", "clip_norm"])
+def test_a_value_that_could_change_unseen_is_refused(key: str) -> None:
+    with pytest.raises(TypeError, match=rf"{key} must be a number, not a Tensor .*; only lr and betas may be Tensors"):
+        Aida([weight()], **{key: torch.tensor(0.5)})
+    optimizer = Aida([weight()])
+    optimizer.param_groups[0][key] = torch.tensor(0.5)
+    with pytest.raises(TypeError, match="must be a number"):
+        optimizer.step()

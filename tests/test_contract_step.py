@@ -118,7 +118,9 @@ def test_copies_step_like_the_original(path: Path) -> None:
 
 
 @over_paths(NATIVE_PATHS)
-@pytest.mark.parametrize("kwargs", [{}, {"weight_decay": 0.1, "clip_norm": 0.5}], ids=["plain", "clipped"])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"weight_decay": 0.1, "decoupled_weight_decay": False, "clip_norm": 0.5}], ids=["plain", "clipped"]
+)
 def test_two_runs_agree_bitwise(path: Path, kwargs: dict[str, Any]) -> None:
     def run() -> Any:
         # large enough that threads and blocks share a tensor
@@ -141,9 +143,9 @@ def test_two_runs_agree_bitwise(path: Path, kwargs: dict[str, Any]) -> None:
     "kwargs",
     [
         {},
-        {"weight_decay": 0.1, "maximize": True},
+        {"weight_decay": 0.1, "decoupled_weight_decay": False, "maximize": True},
         {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
-        {"clip_norm": 0.1, "weight_decay": 0.1},
+        {"clip_norm": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": False},
         {"nonfinite": "propagate"},
     ],
     ids=lambda kwargs: "+".join(kwargs) or "default",
@@ -189,7 +191,11 @@ def test_late_gradient_gets_its_own_bias_correction(path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("clip_norm", [0.05, 3.0, 1e6])
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("kwargs", [{}, {"weight_decay": 0.1, "maximize": True, "projections": 3}], ids=["", "decay"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"weight_decay": 0.1, "decoupled_weight_decay": False, "maximize": True, "projections": 3}],
+    ids=["", "decay"],
+)
 def test_clip_norm_equals_clip_grad_norm(
     path: Path, dtype: torch.dtype, clip_norm: float, groups: int, kwargs: dict[str, Any]
 ) -> None:
@@ -241,7 +247,9 @@ def test_clipping_group_does_not_see_the_others(path: Path) -> None:
 
 @over_paths()
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("kwargs", [{}, {"clip_norm": 0.5, "weight_decay": 0.1}], ids=["plain", "clipped"])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"clip_norm": 0.5, "weight_decay": 0.1, "decoupled_weight_decay": False}], ids=["plain", "clipped"]
+)
 def test_skip_leaves_one_tensor_and_moves_the_rest(path: Path, bad: float, kwargs: dict[str, Any]) -> None:
     params, clean = parameters(path), parameters(path)
     optimizer, judge = path.make(params, **kwargs), path.make(clean, **kwargs)

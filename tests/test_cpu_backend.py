@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from aida import Aida
-from aida.backends import Backend, cpu
+from aida.backends import Backend, cpu, library
 from aida.backends.choice import Route
 from aida.backends.foreach import Foreach
 from cpu_runs import (
@@ -57,8 +57,8 @@ def at_level(level: int, params: list[Parameter], **values: Any) -> AidaAtLevel:
 
 
 def instruction_sets() -> list[int]:
-    library = cpu._library()
-    return list(range(library.levels)) if library is not None else []
+    built = library.library()
+    return list(range(built.levels)) if built is not None else []
 
 
 # -- agreement with the literal algorithm ----------------------------------------------------------
@@ -134,7 +134,13 @@ def test_groups_keep_their_own_values() -> None:
             [
                 {"params": params[:3], "lr": 3e-3, "projections": 1},
                 {"params": params[3:4], "clip_norm": 0.01},
-                {"params": params[4:7], "betas": (0.5, 0.9), "weight_decay": 0.1, "maximize": True},
+                {
+                    "params": params[4:7],
+                    "betas": (0.5, 0.9),
+                    "weight_decay": 0.1,
+                    "decoupled_weight_decay": False,
+                    "maximize": True,
+                },
                 {"params": params[7:], "eps": 1e-6, "weight_decay": 0.1, "decoupled_weight_decay": True, "xi": 1e-3},
             ],
             **HYPER,
@@ -159,7 +165,7 @@ def test_a_parameter_whose_gradient_comes_late_counts_its_own_steps() -> None:
 @pytest.mark.parametrize("clip_norm", [0.05, 1e3])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_clip_norm_equals_clipping_before_the_step(clip_norm: float, weight_decay: float) -> None:
-    values = {**HYPER, "weight_decay": weight_decay}
+    values = {**HYPER, "weight_decay": weight_decay, "decoupled_weight_decay": False}
     found = run(Aida(parameters(), **values, clip_norm=clip_norm, fused=True))
     wanted = Aida(parameters(), **values, **REFERENCE)
     params = wanted.param_groups[0]["params"]
@@ -199,7 +205,7 @@ def spoilt(bad: float, where: int) -> Gradient:
 def test_a_tensor_with_a_nonfinite_gradient_sits_the_step_out(
     dtype: torch.dtype, bad: float, clip_norm: float | None
 ) -> None:
-    values = {**HYPER, "weight_decay": 0.1, "clip_norm": clip_norm}
+    values = {**HYPER, "weight_decay": 0.1, "decoupled_weight_decay": False, "clip_norm": clip_norm}
     found = run(Aida(parameters(dtype), **values, fused=True), steps=9, grads=spoilt(bad, where=6))
     wanted = run(Aida(parameters(dtype), **values, **REFERENCE), steps=9, grads=spoilt(bad, where=6))
     assert_close(found, wanted, 1e-12 if dtype == torch.float64 else max(1e-5, torch.finfo(dtype).eps))
@@ -225,7 +231,7 @@ def test_the_loss_scale_is_taken_out_of_the_gradient() -> None:
     def scaled(step: int, index: int, p: Tensor) -> Tensor:
         return 1024 * gradient(step, index, p)
 
-    for values in ({}, {"clip_norm": 0.05}, {"weight_decay": 0.1}):
+    for values in ({}, {"clip_norm": 0.05}, {"weight_decay": 0.1, "decoupled_weight_decay": False}):
         found = Aida(parameters(torch.float32), **HYPER, **values, fused=True)
         found.grad_scale = torch.tensor(1024.0)
         found.found_inf = torch.tensor(0.0)
@@ -362,8 +368,9 @@ def test_without_a_usable_kernel_the_foreach_path_runs(
     broken.write_bytes(b"not a shared object")
     foreign = importlib.util.find_spec("math")  # loads, or is built in; exports nothing of ours
     specs = {"missing": None, "broken": SimpleNamespace(origin=str(broken)), "foreign": foreign}
-    monkeypatch.setattr(cpu, "find_spec", lambda name: specs[spec])
-    cpu._library.cache_clear()
+    monkeypatch.setattr(library, "find_spec", lambda name: specs[spec])
+    library.library.cache_clear()
+    library.describer.cache_clear()
     try:
         assert not cpu.available()
         optimizer = run(Aida(parameters(), **HYPER), steps=1)
@@ -373,4 +380,5 @@ def test_without_a_usable_kernel_the_foreach_path_runs(
         with pytest.raises(RuntimeError, match="available"):
             cpu.Cpu()
     finally:
-        cpu._library.cache_clear()
+        library.library.cache_clear()
+        library.describer.cache_clear()

@@ -72,12 +72,12 @@ TOLERANCES = {
 
 #: Options that are not in Algorithm 1, as what they do to the gradient or the weights before it.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "l2": {"weight_decay": 0.03},
+    "l2": {"weight_decay": 0.03, "decoupled_weight_decay": False},
     "decoupled": {"weight_decay": 0.3, "decoupled_weight_decay": True},
     "maximize": {"maximize": True},
     "clip": {"clip_norm": 0.3},
     "clip_out_of_reach": {"clip_norm": 1e6},
-    "clip_l2_maximize": {"clip_norm": 0.3, "weight_decay": 0.03, "maximize": True},
+    "clip_l2_maximize": {"clip_norm": 0.3, "weight_decay": 0.03, "maximize": True, "decoupled_weight_decay": False},
     "large_xi": {"xi": 1e-4},
     "betas": {"betas": (0.5, 0.9)},
     "no_momentum": {"betas": (0.0, 0.0)},
@@ -236,7 +236,7 @@ def test_options_are_changes_of_the_gradient_or_the_weights(path: Path, option: 
 def transcribe_options(shapes: tuple[tuple[int, ...], ...], steps: int, values: dict[str, Any]) -> list[Watched]:
     """Algorithm 1 on gradients that were clipped, turned round and decayed before it sees them."""
     layers = [Watched(_numpy(weights(shape, torch.float64)), **{key: values[key] for key in HYPER}) for shape in shapes]
-    decay, decoupled = values.get("weight_decay", 0.0), values.get("decoupled_weight_decay", False)
+    decay, decoupled = values.get("weight_decay", 0.0), values.get("decoupled_weight_decay", True)
     for t in range(steps):
         grads = [_numpy(gradient(shape, t, torch.float64)) for shape in shapes]
         norm = math.sqrt(sum(float(np.sum(g * g)) for g in grads))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import random
 import re
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aida.cli import app
-from aida.lab.data import local, sets
+from aida.lab.data import fetch, local, sets
 from aida.lab.data.download import Patience
 from aida.lab.data.errors import DataError
 from aida.lab.data.fetch import get, import_from
@@ -79,7 +81,7 @@ def test_get_unpacks_what_belongs_to_the_set_and_verifies_it(tmp_path, data):
     with serving({"things.tar.gz": ARCHIVE}, Answer(stops_after=2000)) as world:
         wanted = from_server(world, data)
         assert get(wanted, tmp_path, patience=SOON).state == "verified"
-        assert get(wanted, tmp_path, patience=SOON).state == "verified"
+        assert get(wanted, tmp_path, patience=SOON).state == ("verified" if data is THINGS else "not verified")
     assert len(world.asked) == 2, "a set that is there is not fetched again"
     assert left_in(tmp_path) == ["a.bin", "b.bin", local.RECEIPT]
     assert (tmp_path / "things-bin" / "a.bin").read_bytes() == FILES["a.bin"]
@@ -118,6 +120,70 @@ def test_no_path_of_an_archive_is_followed(tmp_path):
     with serving({"things.tar.gz": evil}) as world:
         assert get(from_server(world, content=evil), tmp_path / "root", patience=SOON).state == "verified"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
+
+
+def megabytes(count: int) -> bytes:
+    return gzip.compress(bytes(count << 20), 1)
+
+
+def bomb(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """An archive of a few kilobytes with one member of so many zeros."""
+    out = io.BytesIO()
+    with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as stream:
+        member = tarfile.TarInfo(f"things/{name}")
+        member.size, member.type = size, kind
+        stream.write(member.tobuf())
+        for _ in range(size >> 20):
+            stream.write(bytes(1 << 20))
+        stream.write(bytes(1024))
+    return out.getvalue()
+
+
+BOMBS = {
+    "of the set": bomb("a.bin", 200 << 20),
+    "not of the set": bomb("unwanted.bin", 200 << 20),
+    "a header": bomb("a.bin", 200 << 20, tarfile.XHDTYPE),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_an_archive_that_unpacks_to_much_more_is_refused_without_filling_the_disk(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(fetch, "_MOST", 100 << 20)
+    (tmp_path / "bomb.tgz").write_bytes(content)
+    written = []
+    copy = shutil.copyfileobj
+
+    def noted(source, to, *rest):
+        copy(source, to, *rest)
+        written.append(to.tell())
+
+    monkeypatch.setattr(shutil, "copyfileobj", noted)
+    with pytest.raises(DataError, match=r"unpacks to more than the [\d,]+ bytes that belong; nothing was kept"):
+        import_from(THINGS, tmp_path / "bomb.tgz", tmp_path / "root")
+    assert sum(written) <= 5000
+    assert left_in(tmp_path / "root") == []
+
+
+def test_a_single_file_that_unpacks_to_more_is_refused(tmp_path, copy):
+    (copy / "a.bin").unlink()
+    (copy / "a.bin.gz").write_bytes(megabytes(20))
+    with pytest.raises(DataError, match=r"a\.bin\.gz unpacks to more than the 5,000 bytes that belong"):
+        import_from(THINGS, copy, tmp_path / "root")
+    assert left_in(tmp_path / "root") == []
+
+
+def test_a_forged_receipt_verifies_nothing(tmp_path, copy):
+    import_from(BARE, copy, tmp_path / "root")
+    folder = tmp_path / "root" / "things-bin"
+    (folder / "a.bin").write_bytes(b"0" * 5000)
+    sums = {name: md5((folder / name).read_bytes()) for name in FILES}
+    forged = {"source": "https://example.org/things.tar.gz", "verified": True, "md5": sums}
+    (folder / local.RECEIPT).write_text(json.dumps(forged))
+    found = local.status_of(BARE, tmp_path / "root")
+    assert found.state == "not verified"
+    assert "by its receipt" in found.remark
+    (folder / "b.bin").write_bytes(b"0" * 4000)
+    assert local.status_of(BARE, tmp_path / "root").state == "damaged"
 
 
 def test_a_set_without_an_address_says_how_it_is_brought(tmp_path):
@@ -236,7 +302,8 @@ def test_every_declared_set_can_be_told_apart():
     for data in sets.SETS:
         for way in data.ways:
             for source in way:
-                assert source.address.startswith("http")
+                assert source.address.startswith("https://")
+                assert source.size
                 assert re.fullmatch("[0-9a-f]{32}", source.md5 or "")
 
 

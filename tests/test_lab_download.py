@@ -81,6 +81,19 @@ def test_wrong_bytes_are_refused_and_nothing_is_left(tmp_path, size):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("there", [b"", CONTENT[:1000]], ids=["from the start", "gone on with"])
+def test_a_file_without_an_end_is_read_up_to_the_known_size(tmp_path, there):
+    if there:
+        (tmp_path / "f.part").write_bytes(there)
+    seen = []
+    with serving({"f": CONTENT * 100}) as world:
+        source = Download(world.address("f"), md5(CONTENT), len(CONTENT))
+        with pytest.raises(DataError, match="more where 300,000 bytes belong"):
+            download(source, tmp_path / "f", progress=lambda name, here, total: seen.append(here), patience=SOON)
+    assert max(seen) < 2 * len(CONTENT)
+    assert left_in(tmp_path) == []
+
+
 def test_stale_bytes_of_an_earlier_try_do_not_spoil_the_file(tmp_path):
     (tmp_path / "f.part").write_bytes(b"0" * 1000)
     with serving({"f": CONTENT}) as world:

@@ -19,6 +19,7 @@ from aida.lab.order import Order
 from aida.lab.runs.store import read_curve
 from aida.lab.spec import RunSpec
 from aida.lab.steps import PLAIN_STEPS, GraphSteps
+from aida.lab.switching import as_asgd
 from aida.lab.train import Interrupted, own_stream, run
 from aida.lab.training import Training
 from text_runs import VOCABULARY, pairs
@@ -58,6 +59,11 @@ def losses(spec: RunSpec, graph: bool, steps: int) -> torch.Tensor:
 @pytest.mark.parametrize("optimizer", catalog())
 def test_fifty_recorded_steps_have_the_losses_of_plain_ones(optimizer: str) -> None:
     spec = spec_of("vgg11-cifar10", optimizer)
+    torch.testing.assert_close(losses(spec, True, 50), losses(spec, False, 50), rtol=0, atol=1e-5)
+
+
+def test_fifty_recorded_steps_of_the_optimizer_that_sgd_gives_way_to() -> None:
+    spec = as_asgd(spec_of("vgg11-cifar10", "sgd"))
     torch.testing.assert_close(losses(spec, True, 50), losses(spec, False, 50), rtol=0, atol=1e-5)
 
 

@@ -251,6 +251,13 @@ def test_on_a_gpu_its_sharing_reaches_the_processes_and_the_user(tmp_path, told,
     assert ended
 
 
+@pytest.mark.parametrize("named", ["", "HERE"])
+def test_the_folder_one_works_in_comes_last_where_modules_are_looked_for(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [named.replace("HERE", str(tmp_path)), "/of python", "/of packages"])
+    assert jobs_module._module_path().split(os.pathsep) == ["/of python", "/of packages", str(tmp_path)]
+
+
 def test_a_request_survives_its_way():
     options = Options("cuda:1", Path("/data"), None, 2, False, 1.5, 3, True)
     sent = json.loads(json.dumps(request(spec(3), Path("out"), options)))

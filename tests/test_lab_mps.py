@@ -127,3 +127,11 @@ with mps.shared_gpu() as sharing:
         time.sleep(0.05)
     assert told(control)[-1] == "quit"
     assert not folder.exists()
+
+
+def test_the_client_takes_no_module_of_python_from_where_one_works(control, monkeypatch):
+    monkeypatch.chdir(control)
+    (control / "ctypes.py").write_text("raise SystemExit(1)")
+    monkeypatch.setattr(mps, "_CLIENT", "import ctypes")
+    with mps.shared_gpu() as sharing:
+        assert sharing.report == "CUDA MPS: started for these runs"

@@ -184,7 +184,7 @@ def test_a_checkpoint_beyond_the_end_of_a_log_is_not_used(folder):
 def test_a_whole_checkpoint_is_never_thrown_away_for_a_lost_log(folder):
     advance(folder, 1)
     (folder.path / "curve.jsonl").rename(folder.path / "mine.jsonl")
-    with pytest.raises(StoreError, match=r"curve\.jsonl has 0 bytes.*Put that file back"):
+    with pytest.raises(StoreError, match=r"curve\.jsonl has 0 bytes.*Put back what was there"):
         folder.load()
     (folder.path / "mine.jsonl").rename(folder.path / "curve.jsonl")
     assert silently_loaded(folder)["step"] == 1

@@ -202,7 +202,7 @@ def test_going_on_with_another_number_of_threads_is_said(tmp_path: Path) -> None
     heard: list[Event] = []
     run(spec, tmp_path, replace(CPU, threads=2), heard.append)
     assert [event.text for event in heard if event.kind == "note"] == [
-        "trained with 1 threads before and with 2 now: its last bits will differ"
+        "goes on with other threads: 1 before, 2 now; its numbers may differ"
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import math
 import shutil
 import statistics
 
@@ -16,6 +15,7 @@ from aida.report import formats, tables
 from aida.report.build import read, write_tables
 from aida.report.collect import collect
 from aida.report.listings import census, glance, trouble
+from dunnett_by_hand import dunnett_by_hand
 from report_fixture import (
     ACCURACY,
     EXPERIMENTS,
@@ -61,13 +61,6 @@ def cell_of(study, method, name="vgg11-cifar10"):
     return column_of(study, name).cell(method)
 
 
-def paired_p(a: list[float], b: list[float]) -> float:
-    """Of three pairs: with two degrees of freedom Student's t has a closed form."""
-    d = [x - y for x, y in zip(a, b, strict=True)]
-    t = statistics.mean(d) / (statistics.stdev(d) / math.sqrt(3))
-    return 1 - abs(t) / math.sqrt(2 + t**2)
-
-
 def test_means_deviations_and_tests_are_those_of_an_independent_computation(runs, tmp_path):
     study = study_of(runs)
     write_tables(study, tmp_path / "tables")
@@ -83,18 +76,15 @@ def test_means_deviations_and_tests_are_those_of_an_independent_computation(runs
         assert float(row["seconds_mean"]) == pytest.approx(statistics.mean(2.0 + seed for seed in found))
         paper = EXPERIMENTS["vgg11-cifar10"].paper[method]
         assert float(row["paper_difference"]) == pytest.approx(statistics.mean(best) - paper.mean)
-    reference = list(VALUES["aida-k2"].values())
-    raw = {method: paired_p(list(VALUES[method].values()), reference) for method in ("aida-k1", "adam")}
-    for method, p in raw.items():
-        assert rows[method]["reference_best_test"] == "paired"
-        assert float(rows[method]["reference_best_p_raw"]) == pytest.approx(p)
-    assert rows["sgd"]["reference_best_test"] == "Welch"
-    # Holm over the three comparisons of the column
-    raw["sgd"] = float(rows["sgd"]["reference_best_p_raw"])
-    highest = 0.0
-    for place, method in enumerate(sorted(raw, key=lambda each: raw[each])):
-        highest = max(highest, min(1.0, (3 - place) * raw[method]))
-        assert float(rows[method]["reference_best_p"]) == pytest.approx(highest)
+    control = list(VALUES["aida-k2"].values())
+    others = {method: list(found.values()) for method, found in VALUES.items() if method != "aida-k2"}
+    for (method, values), p in zip(others.items(), dunnett_by_hand(control, list(others.values())), strict=True):
+        row = rows[method]
+        assert (row["reference_best_test"], float(row["reference_best_freedom"])) == ("Dunnett", 7)
+        assert float(row["reference_best_p"]) == pytest.approx(p, abs=5e-4)
+        difference = statistics.mean(values) - statistics.mean(control)
+        assert float(row["reference_best_difference"]) == pytest.approx(difference)
+        assert float(row["reference_best_low"]) < difference < float(row["reference_best_high"])
 
 
 def test_numbers_come_with_their_n_and_the_papers(runs):
@@ -118,7 +108,7 @@ def test_a_winner_is_bold_only_if_every_difference_is_significant(tmp_path):
 
     far = {"aida-k2": [91.90, 91.91, 91.92], "adam": [80.01, 80.02, 80.01], "sgd": [70.0, 70.02, 70.03]}
     assert leads(far) == {"aida-k2": {"best", "last"}, "adam": set(), "sgd": set()}
-    assert not any(leads({**far, "aida-k1": [91.90, 91.80, 91.95]}).values())  # one that is not told apart
+    assert not any(leads({**far, "aida-k1": [91.90, 91.80, 91.95]}).values())  # one without a significant difference
     assert not any(leads({**far, "yogi": [60.0]}).values())  # one that cannot be tested
     assert leads({**far, "sgd": [99.0, 99.02, 99.03]})["sgd"] == {"best", "last"}  # not only the reference may lead
     assert not any(leads({"aida-k2": [91.90, 91.91, 91.92]}).values())  # nobody to beat
@@ -135,11 +125,34 @@ def test_nothing_is_bold_without_its_test(runs):
                     assert method.leads or any(p is not None and p < 0.05 for p in tested)
 
 
+def test_a_table_says_what_bold_means_in_it(tmp_path):
+    for method, level in (("aida-k2", 91.0), ("adam", 80.0), ("sgd", 70.0)):
+        for seed in range(2):
+            write_run(tmp_path, spec(method, seed), curve(level + seed / 100))
+    for rest, said in (("", True), ("yogi", False)):  # a method with one run, which nobody has beaten by a test
+        if rest:
+            write_run(tmp_path, spec(rest, 0), curve(60.0))
+        study = study_of(tmp_path)
+        grids = [tables.overview(study.paper[1]), tables.comparison(column_of(study))]
+        for grid in grids:
+            assert any("Bold mean: the best of its column" in remark for remark in grid.remarks) is said
+            assert any(field.bold for row in grid.rows for field in row if "±" in field.text) is said
+        assert "Bold p-value: below 0.05." in grids[1].remarks
+
+
 def test_one_seed_says_so_instead_of_a_test(runs):
     write_run(runs, spec("yogi", 0), curve(88.0))
     found = cell_of(study_of(runs), "yogi")
     assert found.against_reference["best"].reason == "n=1, no test"
     assert "n=1, no test" in formats.markdown(tables.comparison(column_of(study_of(runs))))
+
+
+def test_a_method_that_is_equally_far_behind_on_every_seed_is_tested(runs):
+    for seed, best in VALUES["aida-k2"].items():
+        write_run(runs, spec("adabelief", seed), curve(round(best - 0.34, 4)))
+    column = column_of(study_of(runs))
+    assert column.cell("adabelief").against_reference["best"].p is not None
+    assert "no spread" not in formats.markdown(tables.comparison(column))
 
 
 def test_lower_is_better_where_the_metric_says_so(tmp_path):

@@ -197,7 +197,8 @@ def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
     assert read_run(folder).rows == found.rows[5].measured.best_epoch == 3
     assert [trial.state for trial in trials(address, made.name)].count(TrialState.PRUNED) == 1
     assert not list((tmp_path / "search").glob("*.given-up"))
-    # it can be gone on with
+    assert not (folder / "checkpoints").exists()
+    # it can be trained again
     assert search_cases.run(found.rows[5].spec, tmp_path, None, lambda event: None)["state"] == "finished"
 
 

@@ -7,11 +7,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
 
+from aida.cli import app
 from aida.lab.search.liveness import Watch, is_gone, this_worker
-from aida.lab.search.storage import Storage, StorageError
+from aida.lab.search.storage import Storage, StorageError, _secrets, sqlite_in
 from aida.lab.search.trials import BEAT
 from search_cases import complete, new_storage, once, plan, trials, until, worker
 
@@ -30,8 +33,68 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path,
     ) as raised:
         Storage("postgresql://me:secret@127.0.0.1:9/db")
     assert "secret" not in str(raised.value)
-    with pytest.raises(StorageError, match="is no address; write it as postgresql://"):
-        Storage("nowhere")
+
+
+NO_ADDRESSES = (
+    "nowhere",
+    "host=127.0.0.1 port=9 user=me password=s3cret dbname=db",
+    "postgresql//me:s3cret@127.0.0.1:9/db",
+    "postgresql:/me:s3cret@127.0.0.1:9/db",
+    "postgresql:me:s3cret@127.0.0.1:9/db",
+    "postgresql://me:s3cret",
+    "postgresql://me:s3cret@127.0.0.1:port/db",
+    "postgresql://me:s3cret@[::1/db",
+    "postgresql:///me:s3cret@127.0.0.1:9/db",
+    "postgresql://me/s3cret@127.0.0.1:9/db",
+    "postgresql://me:a@s3cret@127.0.0.1:9/db",
+    "postgresql://127.0.0.1:9/db?user=me&password=a@s3cret",
+)
+#: Addresses at which nobody answers, or for which there is no driver.
+NOBODY_THERE = (
+    "postgresql://me:s3cret@127.0.0.1:9/db",
+    "postgresql://me:a/s3cret@127.0.0.1:9/db",
+    "postgresql://me:a%40s3cret@127.0.0.1:9/db",
+    "postgresql://127.0.0.1:9/db?user=me&password=s3cret",
+    "postgresql://me@127.0.0.1:9/db?sslpassword=s3cret&sslmode=require",
+    "postgresql+nothing://me:s3cret@127.0.0.1:9/db",
+    "nothing://me:s3cret@127.0.0.1:9/db",
+    "mysql://me:s3cret@127.0.0.1:9/db",
+)
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES + NOBODY_THERE)
+def test_no_password_is_printed_and_an_address_that_is_none_is_one_line(address, tmp_path, monkeypatch):
+    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
+    words = ["search", "digits", "--device", "cpu", "--out", str(tmp_path), "--storage", address]
+    found = CliRunner(env={"COLUMNS": "500"}).invoke(app, words)
+    assert found.exit_code == 1
+    assert isinstance(found.exception, SystemExit), "not a traceback"
+    said = [line for line in found.output.splitlines() if "trying again" not in line]
+    assert len(said) == 1
+    assert ("--storage is no address" in said[0]) == (address in NO_ADDRESSES)
+    assert "s3cret" not in found.output
+
+
+def test_a_password_that_the_database_repeats_is_not_repeated(address):
+    storage = Storage(address, patience=0)
+    storage._secrets = _secrets(sqlalchemy.make_url("postgresql://me:p%2Fq r@h/db?password=other"))
+
+    def refused():
+        raise OperationalError("", {}, sqlite3.OperationalError("no entry for p/q r, p%2Fq%20r, p%2Fq+r or other"))
+
+    with pytest.raises(StorageError, match=r"no entry for \*\*\*, \*\*\*, \*\*\* or \*\*\*\. Nothing is lost"):
+        storage.ask(refused)
+    storage.close()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%b", "a%20b", "a b", "a#b", "a{b}", "a+b", "a&b=c", "ä", "file:x?y"])
+def test_a_search_is_kept_in_its_folder_whatever_that_is_called(tmp_path, name):
+    made = plan(over=LR)
+    storage = sqlite_in(tmp_path / name / "runs")
+    with worker([made], tmp_path / name / "runs", storage) as ours:
+        ours.carry_out()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.db")] == [f"{name}/runs/search.db"]
+    assert complete(trials(storage, made.name)) == once(made.space.grid())
 
 
 def test_a_storage_that_stays_away_is_given_up_with_the_way_out(address):

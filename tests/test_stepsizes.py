@@ -181,7 +181,7 @@ def test_no_temporary_is_larger_than_a_piece(monkeypatch):
     monkeypatch.setattr(tensor_pieces, "PIECE", 10_000)
     p = nn.Parameter(torch.randn(500, 200))
     p.grad = torch.randn(500, 200)
-    optimizer = Aida([p], weight_decay=0.1)
+    optimizer = Aida([p], weight_decay=0.1, decoupled_weight_decay=False)
     optimizer.step()
     probe = StepsizeProbe(optimizer, [("p", p)])
     with Largest([p, p.grad, *optimizer.state[p].values()]) as seen:
@@ -306,7 +306,7 @@ def test_layouts_and_complex_numbers_are_read_element_by_element(kind):
         "mixed": torch.randn(4, 3, 5, 2),
     }
     p = nn.Parameter(tensors[kind])
-    optimizer = Aida([p], weight_decay=0.1)
+    optimizer = Aida([p], weight_decay=0.1, decoupled_weight_decay=False)
     probe = StepsizeProbe(optimizer, [("p", p)], every=1, quantiles=LEVELS)
     for _ in range(3):
         grad = torch.randn_like(p)
@@ -337,7 +337,9 @@ def test_tensor_values_are_recorded_as_numbers():
 @pytest.mark.parametrize("projections", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     "values",
-    [{}, {"weight_decay": 0.3}, {"maximize": True, "weight_decay": 0.3}, {"clip_norm": 0.01, "weight_decay": 0.01},
+    [{}, {"weight_decay": 0.3, "decoupled_weight_decay": False},
+     {"maximize": True, "weight_decay": 0.3, "decoupled_weight_decay": False},
+     {"clip_norm": 0.01, "weight_decay": 0.01, "decoupled_weight_decay": False},
      {"weight_decay": 0.3, "decoupled_weight_decay": True}],
     ids=str,
 )  # fmt: skip
@@ -350,7 +352,7 @@ def test_cosine_and_scales_are_those_of_the_gradient_the_step_used(projections, 
     train(net, optimizer, 1, first=4)
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in net.parameters()))
     clip = min(1.0, values["clip_norm"] / (norm + 1e-6)) if "clip_norm" in values else 1.0
-    l2 = 0.0 if "decoupled_weight_decay" in values else values.get("weight_decay", 0.0)
+    l2 = 0.0 if values.get("decoupled_weight_decay", True) else values["weight_decay"]
     for layer, p in zip(probe.last.layers, (net[0].weight, net[3].weight), strict=True):
         g = clip * (-p.grad if values.get("maximize") else p.grad) + l2 * old[p]
         m = optimizer.state[p]["exp_avg"]

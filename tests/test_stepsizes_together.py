@@ -51,7 +51,9 @@ def all_kinds() -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("piece", [1 << 22, 100], ids=["one piece", "many pieces"])
-@pytest.mark.parametrize("values", [{}, {"weight_decay": 0.1, "clip_norm": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{}, {"weight_decay": 0.1, "clip_norm": 1.0, "decoupled_weight_decay": False}], ids=str
+)
 def test_layers_of_all_kinds_read_together_as_one_by_one(values, piece, together, monkeypatch):
     params = all_kinds()
     optimizer = Aida(

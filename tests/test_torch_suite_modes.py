@@ -182,7 +182,11 @@ class TestAidaModes(TestCase):
         params = [Parameter(torch.randn(size)) for _ in range(2)]
         for p in params:
             p.grad = torch.randn_like(p)
-        for kwargs in ({}, {"weight_decay": 0.1, "maximize": True}, {"weight_decay": 0.1, "clip_norm": 0.5}):
+        for kwargs in (
+            {},
+            {"weight_decay": 0.1, "maximize": True, "decoupled_weight_decay": False},
+            {"weight_decay": 0.1, "clip_norm": 0.5, "decoupled_weight_decay": False},
+        ):
             optimizer = Aida(params, foreach=True, **kwargs)
             optimizer.step()
             assert 0 < peak_host_bytes(optimizer) < 4 * size, kwargs

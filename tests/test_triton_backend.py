@@ -56,8 +56,8 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], tolerance: float) ->
 OPTIONS = [
     {},
     {"clip_norm": 1.0},
-    {"clip_norm": 1.0, "weight_decay": 0.1},
-    {"nonfinite": "raise", "weight_decay": 0.1},
+    {"clip_norm": 1.0, "weight_decay": 0.1, "decoupled_weight_decay": False},
+    {"nonfinite": "raise", "weight_decay": 0.1, "decoupled_weight_decay": False},
     {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True, "projections": 3},
 ]
 
@@ -244,7 +244,7 @@ def test_a_step_never_waits_for_the_device(options: dict[str, Any]) -> None:
 @pytest.mark.gpu
 def test_a_fused_step_takes_no_parameter_sized_temporary() -> None:
     params = make_params("cuda", torch.float32, [(4096, 4096)])
-    optimizer = Aida(params, fused=True, clip_norm=1.0, weight_decay=0.1)
+    optimizer = Aida(params, fused=True, clip_norm=1.0, weight_decay=0.1, decoupled_weight_decay=False)
     params[0].grad = torch.randn_like(params[0])
     for _ in range(2):
         optimizer.step()

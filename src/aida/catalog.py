@@ -76,6 +76,9 @@ AIDA_PAPER = Paper(
     "2203.13273",
 )
 
+#: The authors' code, and so the paper's experiments, adds weight decay to the gradient.
+L2 = {"decoupled_weight_decay": False}
+
 AIDA = Entry(
     name="aida",
     title="Aida",
@@ -86,10 +89,10 @@ AIDA = Entry(
     reading=inner_eps("exp_avg_var"),
     tuned=across(
         {
-            "cifar": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-9, "weight_decay": 5e-4},
-            "lstm": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 1.2e-6},
-            "transformer": {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-16, "weight_decay": 0.0},
-            "wgan": {"lr": 2e-4, "betas": (0.5, 0.999), "eps": 1e-12, "weight_decay": 0.0},
+            "cifar": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-9, "weight_decay": 5e-4, **L2},
+            "lstm": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 1.2e-6, **L2},
+            "transformer": {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-16, "weight_decay": 0.0, **L2},
+            "wgan": {"lr": 2e-4, "betas": (0.5, 0.999), "eps": 1e-12, "weight_decay": 0.0, **L2},
             "imagenet": {
                 "lr": 1e-3,
                 "betas": (0.9, 0.999),
@@ -97,7 +100,7 @@ AIDA = Entry(
                 "weight_decay": 1e-2,
                 "decoupled_weight_decay": True,
             },
-            "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+            "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, **L2},
         }
     ),
     notes=(

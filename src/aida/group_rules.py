@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 #: What can be updated, and where its state lives: float32 at least, so that bf16 and fp16 parameters
@@ -89,9 +90,28 @@ def check_param(p: Tensor, owner: str) -> None:
         raise TypeError(f"{owner} updates dense parameters, not {p.layout} (shape {tuple(p.shape)})")
     if p.is_conj() or p.is_neg():
         raise TypeError(
-            f"a parameter (shape {tuple(p.shape)}) is conjugate or negative by a mark alone, its memory holds other "
-            "values, and they cannot be updated in place; make it of tensor.resolve_conj().resolve_neg()"
+            f"a parameter (shape {tuple(p.shape)}) has PyTorch's lazy conj or neg bit set, so it cannot be updated in "
+            "place; pass tensor.resolve_conj().resolve_neg()"
         )
+
+
+def is_uninitialized(p: Tensor) -> bool:
+    """Whether the parameter is a lazy module's that has not seen its input yet."""
+    return isinstance(p, UninitializedTensorMixin)
+
+
+def check_given(p: Tensor, owner: str) -> None:
+    """Refuse a new parameter that no step could update. A frozen one may be of any dtype: it gets no gradient."""
+    if not is_uninitialized(p) and p.requires_grad:
+        check_param(p, owner)
+
+
+def drop_duplicates(group: dict[str, Any]) -> None:
+    """Keep each parameter once. torch warns about duplicates; updating one twice would differ from path to path."""
+    first = list({id(p): i for i, p in reversed(list(enumerate(group["params"])))}.values())[::-1]
+    for key in ("params", "param_names"):
+        if key in group and len(first) < len(group[key]):
+            group[key] = [group[key][i] for i in first]
 
 
 def check_lr(group: Mapping[str, Any]) -> None:
@@ -135,6 +155,7 @@ def check_betas(group: Mapping[str, Any], *, added: bool = True) -> None:
 
 def check_eps(group: Mapping[str, Any]) -> None:
     eps = group["eps"]
+    refuse_tensor(group, "eps")
     if not is_finite(eps) or eps < torch.finfo(torch.float32).tiny:
         raise ValueError(
             f"Invalid epsilon value: {eps}; eps must be a finite number > 0 that float32 can hold, because it is"
@@ -144,8 +165,16 @@ def check_eps(group: Mapping[str, Any]) -> None:
 
 def check_weight_decay(group: Mapping[str, Any]) -> None:
     weight_decay = group["weight_decay"]
+    refuse_tensor(group, "weight_decay")
     if not is_finite(weight_decay) or weight_decay < 0:
         raise ValueError(f"Invalid weight_decay value: {weight_decay}; it must be a finite number >= 0, 0 turns it off")
+
+
+def refuse_tensor(group: Mapping[str, Any], name: str) -> None:
+    """Refuse a tensor, which could change in place unseen, unless autograd is to follow the step."""
+    value = group[name]
+    if isinstance(value, Tensor) and not group.get("differentiable"):
+        raise TypeError(f"{name} must be a number, not a Tensor ({value!r}); only lr and betas may be Tensors")
 
 
 def is_finite(value: Any) -> bool:
@@ -157,3 +186,8 @@ def is_finite(value: Any) -> bool:
 
 def traced() -> bool:
     return torch.compiler.is_compiling()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor's memory is its own: a subclass that sees every operation may keep its values elsewhere."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__

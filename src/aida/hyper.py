@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from aida import group_rules
-from aida.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite
+from aida.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
 
 Nonfinite = Literal["skip", "propagate", "raise"]
 
@@ -51,7 +52,20 @@ OPTIONAL_DEFAULTS: dict[str, Any] = {
 
 #: A group's learning rate, and all its other values and flags: cheap enough to be read at every step.
 read_lr = itemgetter("lr")
-read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
+_read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
+
+
+def read_rest(group: dict[str, Any]) -> tuple[Any, ...]:
+    betas, *rest = _read_rest(group)
+    return (tuple(betas) if isinstance(betas, list) else betas, *rest)  # a list may change in place
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    """Whether groups hold the same values as before."""
+    try:
+        return one == other
+    except RuntimeError:  # other parameters took their places in a group, and tensors have no single truth
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,11 @@ class Hyper:
     clip_norm: float | None
     nonfinite: Nonfinite
     maximize: bool
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate; a tensor of one element and any shape becomes a scalar."""
+        return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
 
     @property
     def l2(self) -> float:
@@ -91,8 +110,6 @@ class Hyper:
 
 def from_group(group: dict[str, Any]) -> Hyper:
     lr, betas, *rest = [group[key] for key in HYPER_KEYS]
-    if isinstance(lr, Tensor):
-        lr = lr.reshape(())  # a view: torch allows one element of any shape, and it may change in place
     return Hyper(lr, *betas, *rest)
 
 
@@ -106,9 +123,11 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
     if isinstance(projections, bool) or not isinstance(projections, int) or projections < 0:
         raise ValueError(f"projections={projections!r} must be an integer >= 0; the paper uses 1 or 2, 0 is AdaBelief")
     xi = group["xi"]
-    if not is_finite(xi) or xi <= 0:
-        raise ValueError(f"xi={xi!r} must be a finite number > 0; the paper uses 1e-20")
+    refuse_tensor(group, "xi")
+    if not is_finite(xi) or xi < torch.finfo(torch.float32).tiny:
+        raise ValueError(f"xi={xi!r} must be a finite number > 0 that float32 can hold; the paper uses 1e-20")
     clip_norm = group["clip_norm"]
+    refuse_tensor(group, "clip_norm")
     if clip_norm is not None and (not is_finite(clip_norm) or clip_norm <= 0):
         raise ValueError(f"clip_norm={clip_norm!r} must be a finite number > 0, or None for no clipping")
     if group["nonfinite"] not in NONFINITE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -12,21 +13,23 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from aida.backends import Backend, Batch
-from aida.backends.choice import Route, distribute, make_backend
+from aida.backends import Backend, Batch, sum_over_devices
+from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
 from aida.backends.tables import keep_state_layout
-from aida.group_rules import STATE_DTYPES, check_capture, check_param
+from aida.batch_cache import BatchCache, all_params
+from aida.group_rules import STATE_DTYPES, check_capture, check_given, check_param, drop_duplicates
 from aida.hyper import (
     OPTIONAL_DEFAULTS,
     Hyper,
     Nonfinite,
     check_group,
     check_names,
+    equal,
     from_group,
     read_lr,
     read_rest,
 )
-from aida.roster import Roster, all_params
+from aida.refusals import GivenParams, check_clipping, check_whole, part_builder
 from aida.state import LAYOUT, make_missing, misfit
 from aida.tracing import without_gradients
 
@@ -50,23 +53,25 @@ class Aida(Optimizer):
             ``sqrt((1 - beta2) / eps)``. Not an outer epsilon as in AdamW, and worth a thought: 1e-8 suits
             images; language models, whose gradients are small, learn slowly with it and want 1e-12,
             a warm-up and a smaller lr than AdamW's.
-        weight_decay: added to the gradient (L2) as in the authors' code, see ``decoupled_weight_decay``.
+        weight_decay: decay rate of the weights, AdamW's or L2: see ``decoupled_weight_decay``.
         projections: how many mutual projections, the paper's K; 0 is AdaBelief without its outer eps.
         xi: keeps a projection onto a zero vector defined.
-        decoupled_weight_decay: shrink the weights directly, as AdamW does.
-        clip_norm: clip the global gradient norm inside the step, as ``clip_grad_norm_`` before it would.
+        decoupled_weight_decay: True shrinks the weights directly, as AdamW does. False adds the decay to the
+            gradient (L2), as Adam and the authors' code do; the paper's values (5e-4 on CIFAR) are meant so.
+        clip_norm: clip the global gradient norm inside the step, as ``clip_grad_norm_`` before it would. The norm is
+            that of this optimizer's gradients. If several optimizers share a model (one per parameter in backward
+            hooks, ``ZeroRedundancyOptimizer``, CPU offload), each would clip by its own norm: leave None there, and
+            call ``clip_grad_norm_``.
         nonfinite: what a tensor does whose gradient holds NaN or inf: ``"skip"`` leaves it and its
             state as they are in this step (:meth:`skipped` counts), ``"propagate"`` computes on,
-            ``"raise"`` raises before anything changed (and waits for the device at every step).
+            ``"raise"`` raises before anything changed (and synchronizes with the device at every step). A gradient
+            whose norm exceeds 1.8e19 (float32 state), so that its square overflows, counts as non-finite.
         maximize: ascend instead of descend.
         foreach, fused: which path runs; None picks the fastest that fits, both False the literal
             transcription of the paper.
         capturable: allow capture in a CUDA graph.
         differentiable: let autograd follow the step.
     """
-
-    #: torch.amp.GradScaler then hands grad_scale and found_inf to the step instead of unscaling first.
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class Aida(Optimizer):
         *,
         projections: int = 2,
         xi: float = 1e-20,
-        decoupled_weight_decay: bool = False,
+        decoupled_weight_decay: bool = True,
         clip_norm: float | None = None,
         nonfinite: Nonfinite = "skip",
         maximize: bool = False,
@@ -104,16 +109,27 @@ class Aida(Optimizer):
             "differentiable": differentiable,
         }
         check_group(defaults)
+        self._part_builder = None if torch.compiler.is_compiling() else part_builder()
         self._forget()
         super().__init__(params, defaults)
+        self._support_amp_scaling()
+
+    def _support_amp_scaling(self) -> None:
+        # torch.amp.GradScaler then hands grad_scale and found_inf to the step instead of unscaling first. As in torch
+        # only with fused=True: Lightning refuses to clip the gradients of an optimizer that has the attribute.
+        if self.defaults["fused"]:
+            self._step_supports_amp_scaling = True
 
     def _forget(self) -> None:
         """Drop what only speeds steps up; it is found again in the next one."""
+        self._lock = threading.RLock()
         self._lrs: list[float | Tensor] = []
         self._held: list[Any] = []
         self._rest: list[tuple[Any, ...]] = []
         self._hypers: list[Hyper] = []
-        self._roster: Roster | None = None
+        self._has_lists = False  # whether betas are in a list, which may change in place
+        self._clips = False
+        self._cache: BatchCache | None = None
         self._backends: dict[Route, Backend] = {}
 
     # -- groups and checkpoints ------------------------------------------------------------------
@@ -125,12 +141,18 @@ class Aida(Optimizer):
         group = self.param_groups[-1]
         try:
             check_group(group)
+            if group["clip_norm"] is not None:
+                check_clipping(self._part_builder, "Aida")
             for p in group["params"]:
-                _check_param(p)
+                check_whole(p, "Aida")
+                check_given(p, "Aida")
         except (ValueError, TypeError, RuntimeError):
             self.param_groups.pop()  # an optimizer that refused a group is as it was before
             raise
-        group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
+        drop_duplicates(group)
+        if any(isinstance(beta, Tensor) for beta in group["betas"]):
+            group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
+        self.__dict__.setdefault("_given", GivenParams()).add(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""
@@ -145,7 +167,11 @@ class Aida(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
+        self._given = GivenParams()
+        self._part_builder = self.__dict__.get("_part_builder")
+        self._support_amp_scaling()
         for group in self.param_groups:
+            self._given.add(group)
             for key, value in OPTIONAL_DEFAULTS.items():
                 group.setdefault(key, value)
             for p in group["params"]:
@@ -188,55 +214,63 @@ class Aida(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        batches = self._gather()
         if torch.compiler.is_compiling():
-            backends: list[Backend] = [make_backend(route) for route in batches]
+            self._update(self._sort([from_group(group) for group in self.param_groups]))
         else:
-            backends = [self._backend(route) for route in batches]
-        work = list(zip(backends, batches.values(), strict=True))
-
-        # reduce
-        raises = any(batch.traits.raises for _, batch in work)
-        for _, batch in work:
-            batch.may_be_called_off = raises
-        norms = [backend.reduce(batch) for backend, batch in work]
-        self._raise_if_asked(work)
-        totals = _sum_over_devices(norms)
-
-        # apply
-        for (backend, batch), total in zip(work, totals, strict=True):
-            backend.apply(batch, total)
-            batch.grads = []  # the roster keeps the batch: a gradient must not outlive zero_grad() with it
+            with self._lock:  # several threads may share an optimizer, and with it the tables of its kernels
+                self._update(self._recall())
         return loss
 
-    def _gather(self) -> dict[Route, Batch]:
-        """Every tensor with a gradient, sorted by the path it takes, over all groups."""
-        if torch.compiler.is_compiling():
-            batches = self._sort([from_group(group) for group in self.param_groups])
-        else:
-            batches = self._recall()
+    def _update(self, batches: dict[Route, Batch]) -> None:
+        try:
+            self._take_amp_scaling(batches)
+            if torch.compiler.is_compiling():
+                backends: list[Backend] = [make_backend(route) for route in batches]
+            else:
+                backends = [self._backend(route) for route in batches]
+            work = list(zip(backends, batches.values(), strict=True))
+
+            # reduce
+            raises = any(batch.traits.raises for _, batch in work)
+            for _, batch in work:
+                batch.may_be_called_off = raises
+            norms = [backend.reduce(batch) for backend, batch in work]
+            if raises:
+                self._raise_nonfinite(work)
+            totals = sum_over_devices(norms)
+
+            # apply
+            for (backend, batch), total in zip(work, totals, strict=True):
+                backend.apply(batch, total)
+        finally:
+            for batch in batches.values():
+                batch.grads = []  # the cache keeps the batch: a gradient must not outlive zero_grad() with it
+
+    def _take_amp_scaling(self, batches: dict[Route, Batch]) -> None:
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if grad_scale is not None or found_inf is not None:
             for batch in batches.values():
                 batch.grad_scale = None if grad_scale is None else grad_scale.to(batch.device, non_blocking=True)
                 batch.found_inf = None if found_inf is None else found_inf.to(batch.device, non_blocking=True)
-        return batches
 
     def _recall(self) -> dict[Route, Batch]:
-        """The batches of the last step where they still serve, else sorted anew."""
+        """The batches of the last step if they still serve, else sorted anew."""
         hypers = self._current_hypers()
+        if self._clips:
+            check_clipping(self._part_builder, "Aida")
         params = all_params(self.param_groups)
         grads = [p.grad for p in params]
-        if self._roster is not None:
-            known = self._roster.recall(params, grads, self.state, hypers)
+        cache, self._cache = self._cache, None
+        if cache is not None and not in_dispatch_mode():
+            known = cache.recall(params, grads, self.state, hypers)
             if known is not None:
+                self._cache = cache
                 return known
-            self._roster = None
         batches = self._sort(hypers)
-        if not any(p.is_complex() for p in params):  # their real views are made anew each step
-            self._roster = Roster(params, grads, self.state)
-            self._roster.seat(batches)
+        cache = BatchCache(params, grads, self.state, batches)
+        if cache.may_be_kept and not in_dispatch_mode():
+            self._cache = cache
         return batches
 
     def _sort(self, hypers: list[Hyper]) -> dict[Route, Batch]:
@@ -248,7 +282,7 @@ class Aida(Optimizer):
             )
             if has_complex:
                 keep_state_layout(found)  # a view of the state cannot be laid out anew
-                _view_as_real(found)
+                found.view_as_real()
             distribute(found, index, group, hypers[index], batches)
         return batches
 
@@ -268,10 +302,14 @@ class Aida(Optimizer):
         """
         has_complex = False
         state = self.state
+        self._given.check(group, "Aida")
         for p in group["params"]:
             grad = p.grad
             if grad is None:
                 continue
+            check_param(p, "Aida")
+            if hasattr(grad, "wait"):
+                grad = grad.wait()  # an AsyncCollectiveTensor: the result of a collective that may be under way
             if grad.layout != torch.strided:
                 raise RuntimeError(
                     "Aida does not support sparse gradients: its projections need every element of a layer; "
@@ -299,7 +337,12 @@ class Aida(Optimizer):
         # all that the groups hold, as one list: picking keys out of hundreds of groups costs a fifth of a step
         held = list(chain.from_iterable(map(dict.values, groups)))
         # lr by identity: a tensor may take the place of a float of the same value, and change in place later
-        if len(groups) == len(self._hypers) and all(map(is_, lrs, self._lrs)) and _equal(held, self._held):
+        if (
+            not self._has_lists
+            and len(groups) == len(self._hypers)
+            and all(map(is_, lrs, self._lrs))
+            and equal(held, self._held)
+        ):
             return self._hypers
         rest = list(map(read_rest, groups))
         hypers: list[Hyper] = []
@@ -311,17 +354,20 @@ class Aida(Optimizer):
             check_group(group, added=False)
             hypers.append(from_group(group))
             if known and rest[index] != self._rest[index]:
-                self._roster = None  # a flag, or betas that are tensors now, may send tensors down another path
+                self._cache = None  # a flag, or betas that are tensors now, may send tensors down another path
+        if len(hypers) == len(self._hypers) and all(map(is_, hypers, self._hypers)):
+            hypers = self._hypers  # the very list: what is known of it stays known
         self._lrs, self._held, self._rest, self._hypers = lrs, held, rest, hypers
+        self._has_lists = any(isinstance(group["betas"], list) for group in groups)
+        self._clips = any(hyper.clip_norm is not None for hyper in hypers)
         return hypers
 
     def _backend(self, route: Route) -> Backend:
-        backend = self._backends.get(route)
-        if backend is None:
-            backend = self._backends[route] = make_backend(route)
-        return backend
+        if route not in self._backends:
+            self._backends[route] = make_backend(route)
+        return self._backends[route]
 
-    def _raise_if_asked(self, work: list[tuple[Backend, Batch]]) -> None:
+    def _raise_nonfinite(self, work: list[tuple[Backend, Batch]]) -> None:
         for backend, batch in work:
             if not batch.traits.raises:
                 continue
@@ -341,48 +387,6 @@ class Aida(Optimizer):
 
     def _label(self, tensor: Tensor) -> str:
         for label, p in self._labelled():
-            if p.data_ptr() == tensor.data_ptr():
+            if p is tensor or p is tensor._base:  # a complex one is updated through a view
                 return f"parameter {label}"
         return "a parameter"
-
-
-def _check_param(p: Tensor) -> None:
-    check_param(p, "Aida")
-    if hasattr(p, "device_mesh") and hasattr(p, "placements"):
-        raise TypeError(
-            f"Aida does not yet update DTensor parameters (shape {tuple(p.shape)}, {p.placements}): a shard's own "
-            "inner products are not its layer's, so the result would be wrong. Use DDP, or fully replicated "
-            "parameters, with this version"
-        )
-    if type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False):
-        raise TypeError(
-            "Aida does not update parameters flattened by FSDP: the projections are per layer and its layers are "
-            "cut up. Use DDP with this version"
-        )
-
-
-def _view_as_real(batch: Batch) -> None:
-    batch.grads[:] = [grad.resolve_conj() for grad in batch.grads]  # autograd leaves some conjugate by a mark alone
-    for tensors in (batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars):
-        tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-
-
-def _sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:
-    """The squared norm over all batches, for each batch on its own device."""
-    known = [norm for norm in norms if norm is not None]
-    if len(known) < 2:
-        return list(norms)
-    totals: list[Tensor | None] = []
-    for norm in norms:
-        if norm is None:
-            totals.append(None)
-        else:
-            totals.append(torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum())
-    return totals
-
-
-def _equal(one: list[Any], other: list[Any]) -> bool:
-    try:
-        return one == other
-    except RuntimeError:  # other parameters took their places in a group, and tensors have no single truth
-        return False

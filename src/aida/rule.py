@@ -37,7 +37,7 @@ class Products(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """The inner products of one layer's *old* first moment, raw gradient and parameter.
+    """The inner products of one layer's *old* first moment, gradient and parameter, summed up in float64.
 
     Enough to get :class:`Products` for any rescaling of the gradient, so that a clip coefficient
     which is known only after all layers were reduced needs no second pass over memory.
@@ -65,8 +65,7 @@ def residual_coefficients(dot: Scalar, mm: Scalar, gg: Scalar, projections: int,
     The pair stays of the form (alpha * x, beta * y) where (x, y) is (m, g) after an even and (g, m)
     after an odd number of projections; only alpha and beta are followed.
     """
-    alpha = dot * 0 + 1
-    beta = dot * 0 + 1
+    alpha = beta = dot**0  # 1 even for NaN: without projections it stays in its element
     xx, yy = mm, gg
     for _ in range(projections):
         inner = alpha * beta * dot
@@ -84,6 +83,16 @@ def rescaled_products(gram: Gram, scale: Tensor, beta1: float | Tensor, l2: floa
     mm = beta1 * beta1 * gram.mm + 2 * beta1 * rest * mg + rest * rest * gg
     # a sum of squares that cancels to below zero would turn into a negative length
     return Products(dot, mm.clamp(min=0), gg.clamp(min=0))
+
+
+def is_usable(squared_norm: Tensor, dtype: torch.dtype, clips: bool) -> Tensor:
+    """Whether a layer's gradient can be used, from its squared norm in float64.
+
+    NaN and infinity never can. Without clipping the squares must fit into the second moment, whose dtype is
+    ``dtype``; clipping brings larger ones back.
+    """
+    usable = torch.isfinite(squared_norm)
+    return usable if clips else usable & (squared_norm <= torch.finfo(dtype).max)
 
 
 def clip_coefficient(squared_norm: Tensor, clip_norm: float) -> Tensor:

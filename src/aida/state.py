@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aida.checkpoint import Layout
-from aida.group_rules import STATE_DTYPES
+from aida.group_rules import STATE_DTYPES, is_plain
 
 #: What a checkpoint of Aida holds.
 LAYOUT = Layout(
@@ -39,11 +39,24 @@ def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
     """
     for name in LAYOUT.keys:
         kept = state[name]
+        if not isinstance(kept, Tensor) or kept.layout != torch.strided or (is_plain(p) and not is_plain(kept)):
+            return f"has a {type(kept).__name__} as its {name}, which must be a dense tensor; load a state_dict"
         if (kept.dtype, kept.shape) != _form(name, p) or kept.device != p.device:
             return _unlike(p, name, kept)
     if grad.shape != p.shape or grad.device != p.device:
         return _unlike(p, "gradient", grad)
+    for name, tensor in (("values", p), ("gradient", grad), *((name, state[name]) for name in LAYOUT.keys)):
+        if is_plain(tensor) and _bytes_needed(tensor) > tensor.untyped_storage().nbytes():
+            return f"lost memory: its {name} need more than the storage behind them holds, which was freed or resized"
     return ""
+
+
+def _bytes_needed(tensor: Tensor) -> int:
+    """How far into its storage a tensor reaches."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
 def _form(name: str, p: Tensor) -> tuple[torch.dtype | None, torch.Size]:

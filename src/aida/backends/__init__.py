@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from aida.hyper import Hyper
+
+if TYPE_CHECKING:
+    from aida.backends.tables import TensorTable
 
 Kind = str  #: "reference", "foreach" or "fused"
 
@@ -28,6 +31,7 @@ class Traits(NamedTuple):
     raises: bool
     has_l2: bool
     has_host_tensors: bool  #: a tensor lr in host memory, or tensor betas, which may change in place
+    has_device_lr: bool
 
 
 @dataclass(slots=True)
@@ -46,8 +50,8 @@ class Batch:
     skipped: list[Tensor] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
-    #: Whether every gradient is known to lie in memory as its parameter does.
-    grads_lie_alike: bool = False
+    #: Where the tensors lie. BatchCache makes it before a fused backend sees the batch.
+    table: TensorTable = None  # type: ignore[assignment]
     #: Whether the step may be called off between the phases, by this batch or another.
     may_be_called_off: bool = False
     #: Set by torch.amp.GradScaler: gradients are this many times too large / some of them overflowed.
@@ -76,6 +80,7 @@ class Batch:
                     hyper.has_tensor_betas or (isinstance(hyper.lr, Tensor) and hyper.lr.device.type == "cpu")
                     for hyper in hypers
                 ),
+                has_device_lr=any(isinstance(hyper.lr, Tensor) and hyper.lr.device.type != "cpu" for hyper in hypers),
             )
             self._traits = (self.runs, traits)
         return self._traits[1]
@@ -96,6 +101,12 @@ class Batch:
             mine.extend(more)
         self.runs.extend(other.runs)
         self.groups.extend(other.groups)
+
+    def view_as_real(self) -> None:
+        """Let complex tensors be updated as pairs of real numbers."""
+        self.grads[:] = [grad.resolve_conj() for grad in self.grads]  # autograd sets the lazy conj bit on some
+        for tensors in (self.params, self.grads, self.exp_avgs, self.exp_avg_vars):
+            tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
 
     def counts(self) -> list[int]:
         """How many tensors each run has."""
@@ -141,3 +152,17 @@ class Backend(Protocol):
 def scalar_dtype(device: torch.device) -> torch.dtype:
     """Scalars per tensor are followed in float64; Apple's GPUs have none."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:
+    """The squared norm over all batches, for each batch on its own device."""
+    known = [norm for norm in norms if norm is not None]
+    if len(known) < 2:
+        return list(norms)
+    totals: list[Tensor | None] = []
+    for norm in norms:
+        if norm is None:
+            totals.append(None)
+        else:
+            totals.append(torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum())
+    return totals

@@ -6,6 +6,7 @@
  * depends neither on the number of threads nor on which of them did what.
  */
 
+#include <float.h>
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
@@ -20,6 +21,7 @@
 #include "_cpu_halves.h"
 #include "_cpu_job.h"
 #include "_cpu_rule.h"
+#include "_cpu_tensors.h"
 
 /* Chunks that a thread takes at a time, a block: at most as many as fill a cache of 1 MiB with gradients and first
  * moments. With half of it a step of ResNet34 on two cores takes 5 % longer, with a quarter 15 %. */
@@ -46,8 +48,7 @@ struct coefficients {
 /* -- the loops over elements, for every storage type and instruction set -------------------------------------- */
 
 struct kernels {
-    void (*products)(const struct stretch *, const struct coefficients *, double *);
-    void (*gram)(const struct stretch *, const struct coefficients *, double *);
+    void (*gram)(const struct stretch *, const struct coefficients *, double *, int);
     void (*update)(const struct stretch *, const struct coefficients *);
 };
 
@@ -86,7 +87,7 @@ static const struct kernels *kernels_of(const struct job *job)
 
 static int may_change(const struct job *job, int64_t tensor, const double *value)
 {
-    return !value[SKIP] || isfinite(job->sums[SUMS * tensor + GG]);
+    return !value[SKIP] || job->finite[tensor];
 }
 
 /* What the moments need: known before anything is reduced, but for the clipping. */
@@ -103,12 +104,14 @@ static void begin_coefficients(const struct job *job, const double *value, struc
 static void finish_coefficients(const struct job *job, int64_t tensor, const double *value, struct coefficients *c)
 {
     const double step = (double)*counter_of(job, STEP, tensor) + 1;
-    double products[SUMS];
-    memcpy(products, job->sums + SUMS * tensor, sizeof products);
-    if (value[CLIP_NORM] != 0) {
+    const int clips = value[CLIP_NORM] != 0;
+    if (clips)
         c->scale *= clip_coefficient(job->squared_norm, value[CLIP_NORM]);
-        rescaled_products(job->sums + SUMS * tensor, c->scale, value[BETA1], value[L2], products);
-    }
+    const double *sums = job->sums + SUMS * tensor;
+    const struct products products = clips ? rescaled_products(sums, c->scale, value[BETA1], value[L2])
+                                     : job->storage == FLOAT64
+                                         ? (struct products){.dot = sums[MG], .mm = sums[MM], .gg = sums[GG]}
+                                         : rescaled_products(sums, 1, value[BETA1], 0);
     residual_coefficients(products, (int64_t)value[PROJECTIONS], value[XI], &c->residual_m, &c->residual_g);
     c->beta2 = value[BETA2];
     c->eps = value[EPS];
@@ -127,16 +130,22 @@ static void reduce_chunks(const struct job *job, int64_t first, int64_t last)
         const struct stretch at = stretch_of(job, tensor, chunk);
         struct coefficients c;
         begin_coefficients(job, value, &c);
-        (value[CLIP_NORM] != 0 ? kernels->gram : kernels->products)(&at, &c, job->partial + SUMS * chunk);
+        kernels->gram(&at, &c, job->partial + SUMS * chunk, value[CLIP_NORM] != 0);
     }
 }
 
+/* The largest number of a state's dtype. */
+static const double largest[STORAGES] = {
+    [FLOAT64] = DBL_MAX, [FLOAT32] = FLT_MAX, [BFLOAT16] = FLT_MAX, [FLOAT16] = FLT_MAX};
+
 static void sum_chunks(const struct job *job, int64_t tensor)
 {
-    const int64_t columns = values_of(job, tensor)[CLIP_NORM] != 0 ? SUMS : GG + 1;
+    const int clips = values_of(job, tensor)[CLIP_NORM] != 0;
     for (int64_t chunk = job->first_chunk[tensor]; chunk < job->first_chunk[tensor + 1]; chunk++)
-        for (int64_t column = 0; column < columns; column++)
+        for (int64_t column = 0; column < SUMS; column++)
             job->sums[SUMS * tensor + column] += job->partial[SUMS * chunk + column];
+    /* rule.is_usable: without clipping, the squares must fit into the second moment. False for NaN. */
+    job->finite[tensor] = job->sums[SUMS * tensor + GG] <= (clips ? DBL_MAX : largest[job->storage]);
 }
 
 static void apply_chunks(const struct job *job, int64_t first, int64_t last)
@@ -250,10 +259,12 @@ static struct progress start(const struct job *job, int reduce, int apply)
     now.blocks = (now.chunks + now.width - 1) / now.width;
     now.end = apply ? now.blocks : 0;
     memset(job->stage, reduce ? UNTOUCHED : REDUCED, (size_t)now.blocks);
-    if (reduce)
+    if (reduce) {
         memset(job->sums, 0, (size_t)job->tensors * SUMS * sizeof *job->sums);
-    else
+        memset(job->finite, 1, (size_t)job->tensors);
+    } else {
         now.to_reduce = now.ready = now.blocks;
+    }
     return now;
 }
 
@@ -304,6 +315,16 @@ EXPORT int64_t aida_value_columns(void)
     return COLUMNS;
 }
 
+/* Reads `count` tensors; returns how many could be read. Needs the GIL. */
+EXPORT int64_t aida_describe(const struct exchange *api, void *const *objects, int64_t count, uint64_t *addresses,
+                             uint64_t *forms)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!describe(api, objects[i], addresses + i, forms + i))
+            return i;
+    return count;
+}
+
 EXPORT int64_t aida_levels(void)
 {
     int64_t levels = 1;
@@ -324,7 +345,7 @@ EXPORT void aida_reduce(struct job *job)
     for (int64_t tensor = 0; tensor < job->tensors; tensor++) {
         const double *value = values_of(job, tensor);
         if (value[CLIP_NORM] != 0 && may_change(job, tensor, value))
-            job->squared_norm += job->sums[SUMS * tensor + GRAM_GG] / (job->grad_scale * job->grad_scale);
+            job->squared_norm += job->sums[SUMS * tensor + GG] / (job->grad_scale * job->grad_scale);
     }
 }
 

@@ -5,13 +5,13 @@
 
 #include <stdint.h>
 
-/* Elements whose inner products are accumulated in the lanes of a register before they enter a float64 sum. */
+/* Elements whose inner products are summed up in registers before they enter the tensor's sums. */
 #define CHUNK 4096
 
 /* rows of tables.ADDRESS_ROWS */
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_VAR, STEP, SKIPPED };
 
-/* columns of tables.VALUE_COLUMNS */
+/* columns of library.VALUE_COLUMNS */
 enum { LR, BETA1, BETA2, EPS, L2, DECAY, XI, PROJECTIONS, CLIP_NORM, SIGN, SKIP, COLUMNS };
 
 /* cpu.STORAGE */
@@ -31,6 +31,7 @@ struct job {
     const double *values;        /* (runs, COLUMNS) */
     double *partial;             /* (chunks, SUMS) */
     double *sums;                /* (tensors, SUMS): reduce writes, apply reads */
+    uint8_t *finite;             /* (tensors): whether the gradient can be used; reduce writes, apply reads */
     int32_t *owner;              /* (blocks): the thread that reduced it */
     uint8_t *stage;              /* (blocks) */
     double grad_scale;           /* gradients are this many times too large */

@@ -1,4 +1,4 @@
-/* The three loops over elements. _cpu.c includes this file once for every pair of a storage type and an
+/* The two loops over elements. _cpu.c includes this file once for every pair of a storage type and an
  * instruction set, with these macros set:
  *
  *   NAME(x)   the function's name for this pair
@@ -10,78 +10,57 @@
  * then vectorises only one side, and a reducing loop without weight decay must not read the parameter at all.
  */
 
-static inline INLINE TARGET void NAME(products_of)(const struct stretch *at, const struct coefficients *c, double *out,
-                                                   int with_l2, int from_grad)
+/* In float64, where no square of a float32 overflows and a sum does not depend on how a layer is cut into pieces. */
+static inline INLINE TARGET void NAME(gram_of)(const struct stretch *at, const struct coefficients *c, double *out,
+                                               int with_l2, int clips)
 {
     const STORED *restrict param = at->param;
     const STORED *restrict grad = at->grad;
     const REAL *restrict exp_avg = at->exp_avg;
-    const REAL scale = (REAL)c->scale, l2 = (REAL)c->l2, weight = (REAL)c->lerp_weight;
-    REAL dot = 0, mm = 0, gg = 0;
-#pragma omp simd reduction(+ : dot, mm, gg)
-    for (int64_t i = 0; i < at->count; i++) {
-        REAL g = scale * LOAD(grad[i]);
-        if (with_l2)
-            g += l2 * LOAD(param[i]);
-        REAL m = exp_avg[i];
-        m = (from_grad ? g : m) + weight * (g - m);
-        dot += m * g;
-        mm += m * m;
-        gg += g * g;
-    }
-    out[DOT] = dot;
-    out[MM] = mm;
-    out[GG] = gg;
-}
-
-/* <m, g>, |m|^2 and |g|^2 of the new first moment and the gradient the update uses. */
-static TARGET void NAME(products)(const struct stretch *at, const struct coefficients *c, double *out)
-{
-    if (c->lerp_from_grad && c->l2 != 0)
-        NAME(products_of)(at, c, out, 1, 1);
-    else if (c->lerp_from_grad)
-        NAME(products_of)(at, c, out, 0, 1);
-    else if (c->l2 != 0)
-        NAME(products_of)(at, c, out, 1, 0);
-    else
-        NAME(products_of)(at, c, out, 0, 0);
-}
-
-static inline INLINE TARGET void NAME(gram_of)(const struct stretch *at, double *out, int with_l2)
-{
-    const STORED *restrict param = at->param;
-    const STORED *restrict grad = at->grad;
-    const REAL *restrict exp_avg = at->exp_avg;
+    const REAL scale = (REAL)c->scale, l2 = (REAL)c->l2;
+    /* in float64 the products of the new moment, from those of the old one, would lose digits */
+    const int new = !clips && sizeof(REAL) == sizeof(double);
     double mm = 0, mg = 0, gg = 0, mp = 0, gp = 0, pp = 0;
 #pragma omp simd reduction(+ : mm, mg, gg, mp, gp, pp)
     for (int64_t i = 0; i < at->count; i++) {
-        const double m = exp_avg[i], g = LOAD(grad[i]);
+        REAL used = LOAD(grad[i]);
+        if (!clips) {
+            used *= scale;
+            if (with_l2)
+                used += l2 * LOAD(param[i]);
+        }
+        const double old = exp_avg[i], g = used;
+        const double m = new ? (c->lerp_from_grad ? g : old) + c->lerp_weight * (g - old) : old;
         mm += m * m;
         mg += m * g;
         gg += g * g;
-        if (with_l2) {
+        if (clips && with_l2) {
             const double p = LOAD(param[i]);
             mp += m * p;
             gp += g * p;
             pp += p * p;
         }
     }
-    out[GRAM_MM] = mm;
-    out[GRAM_MG] = mg;
-    out[GRAM_GG] = gg;
-    out[GRAM_MP] = mp;
-    out[GRAM_GP] = gp;
-    out[GRAM_PP] = pp;
+    out[MM] = mm;
+    out[MG] = mg;
+    out[GG] = gg;
+    out[MP] = mp;
+    out[GP] = gp;
+    out[PP] = pp;
 }
 
-/* The six inner products of the old first moment, the raw gradient and the parameter, in float64: those of the
- * clipped gradient are differences of these. */
-static TARGET void NAME(gram)(const struct stretch *at, const struct coefficients *c, double *out)
+/* rule.Gram of the first moment (the old one; in float64 without clipping the new one) and the gradient that the update
+ * uses; with clipping, whose coefficient is not known yet, of the raw gradient and the parameter. */
+static TARGET void NAME(gram)(const struct stretch *at, const struct coefficients *c, double *out, int clips)
 {
-    if (c->l2 != 0)
-        NAME(gram_of)(at, out, 1);
+    if (clips && c->l2 != 0)
+        NAME(gram_of)(at, c, out, 1, 1);
+    else if (clips)
+        NAME(gram_of)(at, c, out, 0, 1);
+    else if (c->l2 != 0)
+        NAME(gram_of)(at, c, out, 1, 0);
     else
-        NAME(gram_of)(at, out, 0);
+        NAME(gram_of)(at, c, out, 0, 0);
 }
 
 static inline INLINE TARGET void NAME(update_of)(const struct stretch *at, const struct coefficients *c, int with_l2,

@@ -5,9 +5,13 @@
 
 #define CLIP_GUARD 1e-6
 
-/* rule.Products and rule.Gram as columns of one table; |g|^2 has the same place in both. */
-enum { DOT, MM, GG };
-enum { GRAM_MM, GRAM_MG, GRAM_GG, GRAM_MP, GRAM_GP, GRAM_PP, SUMS };
+/* rule.Gram as columns of a table. */
+enum { MM, MG, GG, MP, GP, PP, SUMS };
+
+/* rule.Products */
+struct products {
+    double dot, mm, gg;
+};
 
 /* What clip_grad_norm_ of torch multiplies every gradient with. */
 static double clip_coefficient(double squared_norm, double clip_norm)
@@ -17,24 +21,22 @@ static double clip_coefficient(double squared_norm, double clip_norm)
 }
 
 /* Products of the layer whose gradient is scale * g + l2 * p. */
-static void rescaled_products(const double *gram, double scale, double beta1, double l2, double *products)
+static struct products rescaled_products(const double *gram, double scale, double beta1, double l2)
 {
-    const double gg = scale * scale * gram[GRAM_GG] + 2 * scale * l2 * gram[GRAM_GP] + l2 * l2 * gram[GRAM_PP];
-    const double mg = scale * gram[GRAM_MG] + l2 * gram[GRAM_MP];
+    const double gg = scale * scale * gram[GG] + 2 * scale * l2 * gram[GP] + l2 * l2 * gram[PP];
+    const double mg = scale * gram[MG] + l2 * gram[MP];
     const double rest = 1 - beta1;
-    const double mm = beta1 * beta1 * gram[GRAM_MM] + 2 * beta1 * rest * mg + rest * rest * gg;
-    products[DOT] = beta1 * mg + rest * gg;
+    const double mm = beta1 * beta1 * gram[MM] + 2 * beta1 * rest * mg + rest * rest * gg;
     /* a sum of squares that cancels to below zero would turn into a negative length; NaN stays NaN */
-    products[MM] = mm < 0 ? 0 : mm;
-    products[GG] = gg < 0 ? 0 : gg;
+    return (struct products){.dot = beta1 * mg + rest * gg, .mm = mm < 0 ? 0 : mm, .gg = gg < 0 ? 0 : gg};
 }
 
 /* Coefficients with m^(K) - g^(K) = a * m + b * g. */
-static void residual_coefficients(const double *products, int64_t projections, double xi, double *a, double *b)
+static void residual_coefficients(struct products products, int64_t projections, double xi, double *a, double *b)
 {
-    double alpha = 1, beta = 1, xx = products[MM], yy = products[GG];
+    double alpha = 1, beta = 1, xx = products.mm, yy = products.gg;
     for (int64_t k = 0; k < projections; k++) {
-        const double inner = alpha * beta * products[DOT];
+        const double inner = alpha * beta * products.dot;
         const double from_y = inner / (beta * beta * yy + xi) * beta;
         const double from_x = inner / (alpha * alpha * xx + xi) * alpha;
         const double swap = xx;

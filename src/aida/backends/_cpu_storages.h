@@ -49,7 +49,7 @@
 #undef REAL
 #undef ROOT
 
-#define KERNELS(storage) {LEVEL(products_##storage), LEVEL(gram_##storage), LEVEL(update_##storage)}
+#define KERNELS(storage) {LEVEL(gram_##storage), LEVEL(update_##storage)}
 static const struct kernels LEVEL(kernels)[STORAGES] = {
     [FLOAT64] = KERNELS(float64),
     [FLOAT32] = KERNELS(float32),

@@ -11,6 +11,7 @@ from aida.backends import Backend, Batch, Kind, cpu, triton
 from aida.backends.foreach import Foreach
 from aida.backends.reference import Reference
 from aida.backends.tables import is_dense
+from aida.group_rules import is_plain
 from aida.hyper import Hyper
 
 
@@ -29,7 +30,8 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
     routes: list[Route] = []
     for param, grad in zip(found.params, found.grads, strict=True):
         # on every tensor at every step, hence no call where a look-up will do
-        key = (param.device, param.dtype, grad.dtype, param.is_contiguous() or is_dense(param))
+        dense = param.is_contiguous() or is_dense(param)
+        key = (type(param), type(grad), param.device, param.dtype, grad.dtype, dense)
         route = known.get(key)
         if route is None:
             route = known[key] = Route(kind_of(param, grad, group, hyper), param.device, param.dtype, grad.dtype)
@@ -56,11 +58,20 @@ def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) ->
     foreach, fused = group["foreach"], group["fused"]
     if group["differentiable"] or (foreach is False and not fused):
         return "reference"
-    if foreach or fused is False or torch.compiler.is_compiling():
-        return "foreach"  # under torch.compile too: the compiler fuses plain operations, and cannot see into kernels
+    if torch.compiler.is_compiling():
+        return "foreach"  # the compiler fuses plain operations, and cannot see into kernels
+    if not (is_plain(param) and is_plain(grad)):
+        return "reference"  # what a subclass wraps is found by torch's own operations alone
+    if foreach or fused is False or in_dispatch_mode():
+        return "foreach"
     if fused and not fused_available(param.device.type):
         raise RuntimeError(_why_not_fused(param.device.type))
     return "fused" if _fits_fused(param, grad, hyper) else "foreach"
+
+
+def in_dispatch_mode() -> bool:
+    """Whether a mode (FakeTensorMode, FlopCounterMode) wants to see every operation: kernels would pass it by."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def fused_available(device_type: str) -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from aida.backends import Batch
 from aida.backends.launch import Launch
-from aida.backends.tables import ADDRESS_ROWS, VALUE_COLUMNS
+from aida.backends.library import VALUE_COLUMNS
+from aida.backends.tables import ADDRESS_ROWS
 from aida.hyper import Hyper
 
 
@@ -42,9 +43,8 @@ class Layout:
         """Room for the partial sums of plain or of Gram products."""
         partial = self._partial.get(gram)
         if partial is None:
-            dtype = torch.float64 if gram else batch.exp_avgs[0].dtype
-            partial = torch.zeros(6 if gram else 3, self.reduce_map[2], dtype=dtype, device=batch.device)
-            self._partial[gram] = partial
+            shape = (6 if gram else 3, self.reduce_map[2])
+            partial = self._partial[gram] = torch.zeros(shape, dtype=torch.float64, device=batch.device)
         return partial
 
 
@@ -55,8 +55,9 @@ class Tables:
     buffer: Tensor  #: addresses, values (as float64), then address and kind of each run's lr
     run_of: Tensor
     counts: list[int]  #: tensors in each run
-    params: list[Tensor]  #: whose tables these are
-    moving: list[int] = field(default_factory=list)  #: addresses as last sent, AddressBook.look
+    generation: int  #: of the batch whose tables these are
+    addresses: array[int] = field(default_factory=lambda: array("Q"))  #: as last sent
+    lrs: list[tuple[int, int]] = field(default_factory=list)  #: address and kind of each lr on the device, as last sent
     aligned: bool = False
     behind_addresses: Tensor = field(init=False)
     values: Tensor = field(init=False)
@@ -92,7 +93,7 @@ def make_tables(batch: Batch, like: Tables | None) -> Tables:
         runs = [run for run, count in enumerate(counts) for _ in range(count)]
         run_of = torch.tensor(runs, dtype=torch.int32, device=batch.device)
     words = len(ADDRESS_ROWS) * len(batch) + (len(VALUE_COLUMNS) + 2) * len(counts)
-    return Tables(torch.empty(words, dtype=torch.int64, device=batch.device), run_of, counts, batch.params)
+    return Tables(torch.empty(words, dtype=torch.int64, device=batch.device), run_of, counts, batch.table.generation)
 
 
 def make_spare(batch: Batch, like: Tables) -> Spare:
@@ -126,6 +127,7 @@ def _launches_dependently(device: torch.device) -> bool:
 
 def _chunk_map(sizes: list[int], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
     counts = [-(-size // chunk) for size in sizes]
-    first = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-    tensor_of = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), torch.tensor(counts))
+    with torch.device("cpu"):  # whatever the default is
+        first = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        tensor_of = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), torch.tensor(counts))
     return tensor_of.to(device), first.to(device), sum(counts)

@@ -20,6 +20,7 @@ from aida.rule import (
     Products,
     bias_correction,
     clip_coefficient,
+    is_usable,
     rescaled_products,
     residual_coefficients,
 )
@@ -57,7 +58,7 @@ class Coefficients:
 class Foreach:
     def __init__(self) -> None:
         self._finite: Tensor | None = None
-        self._sums: list[Tensor] = []  # a run's inner products, (tensors, 3 or 6)
+        self._sums: list[Gram] = []  # of each run, a number per tensor
 
     def reduce(self, batch: Batch) -> Tensor | None:
         self._sums = []
@@ -65,13 +66,11 @@ class Foreach:
         total: Tensor | None = None
         for hyper, where in batch.slices():
             scale = _grad_scale(batch, hyper)
-            if hyper.clip_norm is None:
-                sums = _reduce_products(batch, where, hyper, scale)
-                ok = torch.isfinite(sums[:, 2])
-            else:
-                sums = _reduce_gram(batch, where, hyper)
-                ok = torch.isfinite(sums[:, 2])
-                squared = sums[:, 2] * scale * scale
+            clips = hyper.clip_norm is not None
+            sums = _reduce(batch, where, hyper, scale)
+            ok = is_usable(sums.gg, batch.exp_avgs[where.start].dtype, clips)
+            if clips:
+                squared = sums.gg * scale * scale
                 if hyper.nonfinite == "skip":
                     squared = torch.where(ok, squared, torch.zeros_like(squared))
                 total = squared.sum() if total is None else total + squared.sum()
@@ -87,13 +86,15 @@ class Foreach:
     def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
         assert self._finite is not None
         for (hyper, where), sums in zip(batch.slices(), self._sums, strict=True):
-            scale = _grad_scale(batch, hyper).expand(len(sums))
-            if hyper.clip_norm is None:
-                products = Products(*sums.unbind(1))
+            scale = _grad_scale(batch, hyper).expand_as(sums.gg)
+            if _takes_new(batch, hyper):
+                products = Products(sums.mg, sums.mm, sums.gg)
+            elif hyper.clip_norm is None:
+                products = rescaled_products(sums, torch.ones_like(scale), hyper.beta1, 0.0)
             else:
                 assert squared_norm is not None
                 scale = scale * clip_coefficient(squared_norm, hyper.clip_norm).to(scale.dtype)
-                products = rescaled_products(Gram(*sums.unbind(1)), scale, hyper.beta1, hyper.l2)
+                products = rescaled_products(sums, scale, hyper.beta1, hyper.l2)
             change = batch.may_change(self._finite[where], hyper)
             # under a trace, and on a device, nothing may depend on values: mask instead of branching
             if change is not None and batch.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -115,44 +116,35 @@ class Foreach:
             _advance(batch, where, hyper, self._finite[where], change)
 
 
-def _reduce_products(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Tensor:
-    """<m, g>, |m|^2, |g|^2 of each tensor, with the new m and the gradient the update will use."""
+def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
+    """The inner products of each tensor's old first moment and of the gradient that the update uses, in float64.
+
+    With clipping, whose coefficient is not known yet, they are of the raw gradient and of the parameter.
+    """
+    dtype = scalar_dtype(batch.device)
+    clips = hyper.clip_norm is not None
     partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
         for piece in bucket:  # one at a time: the inner products are, and the temporaries stay as small
-            grad = _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
-            mean = _lerp(piece.exp_avg, grad, hyper)
-            partial[piece.owner].append(torch.stack([_dot(mean, grad), _dot(mean, mean), _dot(grad, grad)]))
-    return _sum_partial(partial, 3, batch.device)
-
-
-def _reduce_gram(batch: Batch, where: slice, hyper: Hyper) -> Tensor:
-    """|m|^2, <m, g>, |g|^2, <m, p>, <g, p>, |p|^2 of each tensor as it is, before clipping.
-
-    In float64: the products of the clipped gradient are differences of these, which would lose the
-    digits of float32 in a layer of few elements whose mean crosses zero.
-    """
-    partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
-    for bucket in _buckets(batch, where):
-        for piece in bucket:
-            dtype = scalar_dtype(batch.device)
-            m, g = piece.exp_avg.to(dtype), piece.grad.to(dtype)
+            grad = piece.grad if clips else _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
+            m, g = piece.exp_avg.to(dtype), grad.to(dtype)
+            if _takes_new(batch, hyper):
+                m = _lerp(m, g, hyper)
             products = [_dot(m, m), _dot(m, g), _dot(g, g)]
-            if hyper.l2 != 0:
+            if clips and hyper.l2 != 0:
                 p = piece.param.to(dtype)
                 products += [_dot(m, p), _dot(g, p), _dot(p, p)]
             else:
                 products += [torch.zeros_like(products[0])] * 3
             partial[piece.owner].append(torch.stack(products))
-    return _sum_partial(partial, 6, batch.device)
+    return Gram(*_sum_partial(partial, len(Gram._fields), batch.device).unbind(1))
 
 
 def _sum_partial(partial: list[list[Tensor]], width: int, device: torch.device) -> Tensor:
     """Partial sums into one row a tensor, always in the order of the pieces: two runs agree bitwise."""
-    dtype = scalar_dtype(device)
-    nothing = torch.zeros(width, dtype=dtype, device=device)
+    nothing = torch.zeros(width, dtype=scalar_dtype(device), device=device)
     rows = [
-        torch.stack([sums.to(dtype) for sums in pieces]).sum(0) if len(pieces) > 1 else pieces[0].to(dtype)
+        torch.stack(pieces).sum(0) if len(pieces) > 1 else pieces[0]
         for pieces in (pieces or [nothing] for pieces in partial)
     ]
     return torch.stack(rows)
@@ -167,9 +159,9 @@ def _coefficients(
     eps = torch.full_like(step, hyper.eps)
     guard = torch.zeros_like(step)
     stepsize = (
-        hyper.lr * bias_correction(hyper.beta2, step).sqrt() / bias_correction(hyper.beta1, step)
+        hyper.rate * bias_correction(hyper.beta2, step).sqrt() / bias_correction(hyper.beta1, step)
     ) * torch.ones_like(step)
-    shrink = torch.ones_like(step) * hyper.lr * hyper.decay
+    shrink = torch.ones_like(step) * hyper.rate * hyper.decay
     if change is not None:
         zero, one = torch.zeros_like(step), torch.ones_like(step)
         a, b = torch.where(change, a, zero), torch.where(change, b, zero)
@@ -256,6 +248,11 @@ def _owns_gradients(batch: Batch, where: slice, hyper: Hyper, change: Tensor | N
     cast = batch.grads[where.start].dtype != batch.exp_avgs[where.start].dtype
     scaled = batch.grad_scale is not None or hyper.maximize or hyper.clip_norm is not None
     return cast or scaled or hyper.l2 != 0 or change is not None
+
+
+def _takes_new(batch: Batch, hyper: Hyper) -> bool:
+    """Whether the inner products are of the new first moment: from those of the old one, float64 would lose digits."""
+    return hyper.clip_norm is None and batch.exp_avgs[0].dtype == torch.float64
 
 
 def _lerp(mean: Tensor, grad: Tensor, hyper: Hyper) -> Tensor:

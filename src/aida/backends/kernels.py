@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-#: Columns of a run's values: a contract with tables.VALUE_COLUMNS.
+#: Columns of a run's values: a contract with library.VALUE_COLUMNS.
 LR = tl.constexpr(0)
 BETA1 = tl.constexpr(1)
 BETA2 = tl.constexpr(2)
@@ -35,6 +35,9 @@ SHRINK = tl.constexpr(5)
 COEFFICIENTS = tl.constexpr(6)
 
 CLIP_GUARD = tl.constexpr(1e-6)
+
+#: The largest float32.
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -71,9 +74,14 @@ def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
 def _reduce_tile(
     p, g, m, values, amp_scale, partial, chunk, chunks, left,
-    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.arange(0, CHUNK)
     state = m.dtype.element_ty
@@ -84,28 +92,30 @@ def _reduce_tile(
     else:
         m0 = tl.load(m + offsets, eviction_policy="evict_last")
         g0 = tl.load(g + offsets, eviction_policy="evict_last").to(state)
-    if GRAM:
-        # float64: the clipped products are differences of these
-        m64, g64 = m0.to(tl.float64), g0.to(tl.float64)
-        tl.store(partial + chunk, tl.sum(m64 * m64))
-        tl.store(partial + chunks + chunk, tl.sum(m64 * g64))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(g64 * g64))
-        if HAS_L2:
-            p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
-            tl.store(partial + 3 * chunks + chunk, tl.sum(m64 * p64))
-            tl.store(partial + 4 * chunks + chunk, tl.sum(g64 * p64))
-            tl.store(partial + 5 * chunks + chunk, tl.sum(p64 * p64))
+    if CLIPS:  # by a coefficient that is not known yet: of the gradient as it is
+        g1 = g0
     else:
         g1 = g0 * _grad_scale(amp_scale, values, HAS_AMP).to(state)
         if HAS_L2:
             l2 = tl.load(values + L2)
             if l2 != 0:  # groups without decay share the launch: their parameters need not be read
                 g1 += l2.to(state) * _tile(p, offsets, left, MASKED, "").to(state)
-        beta1 = tl.load(values + BETA1)
-        m1 = beta1.to(state) * m0 + (1 - beta1).to(state) * g1
-        tl.store(partial + chunk, tl.sum(m1 * g1))
-        tl.store(partial + chunks + chunk, tl.sum(m1 * m1))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(g1 * g1))
+        if state == tl.float64:  # the products of the new moment, from those of the old one, would lose digits
+            beta1 = tl.load(values + BETA1)
+            m0 = beta1 * m0 + (1 - beta1) * g1
+    # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
+    m64, g64 = m0.to(tl.float64), g1.to(tl.float64)
+    # in one reduction: three in a row keep all float64 numbers in registers, and take 4 % of a step
+    mm, mg, gg = tl.reduce((m64 * m64, m64 * g64, g64 * g64), 0, _add_three)
+    tl.store(partial + chunk, mm)
+    tl.store(partial + chunks + chunk, mg)
+    tl.store(partial + 2 * chunks + chunk, gg)
+    if CLIPS and HAS_L2:
+        p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
+        mp, gp, pp = tl.reduce((m64 * p64, g64 * p64, p64 * p64), 0, _add_three)
+        tl.store(partial + 3 * chunks + chunk, mp)
+        tl.store(partial + 4 * chunks + chunk, gp)
+        tl.store(partial + 5 * chunks + chunk, pp)
 
 
 @triton.jit
@@ -117,29 +127,45 @@ def _row_sum(partial, first, last, BLOCK: tl.constexpr):
     start = first
     while start < last:
         # past the first-level cache, which may hold a line from before another program wrote to it
-        here = tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
-        total += here.to(tl.float64)
+        total += tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
         start += BLOCK
     return tl.sum(total)
 
 
 @triton.jit
-def _is_finite(x):
-    return (x - x) == 0
+def _is_usable(gg, clips, SINGLE: tl.constexpr):
+    """rule.is_usable: NaN never is; without clipping, the squares must fit into the second moment."""
+    finite = (gg - gg) == 0
+    if SINGLE:
+        return finite & (clips | (gg <= LARGEST))
+    return finite
+
+
+@triton.jit
+def _products(mm0, mg, gg, values, NEW: tl.constexpr):
+    """<m, g>, |m|^2, |g|^2 of the new first moment, from the products of the old one: rule.rescaled_products."""
+    if NEW:  # they are of the new one already
+        return mg, mm0, gg
+    beta1 = tl.load(values + BETA1)
+    rest = 1 - beta1
+    dot = beta1 * mg + rest * gg
+    mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
+    # below zero only by cancellation; NaN must stay NaN
+    return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
 
 
 @triton.jit
 def _finish_scalars(
     addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
-    scale, dot, mm, gg, raw_gg,
+    scale, dot, mm, gg, usable,
     HAS_FOUND_INF: tl.constexpr,
 ):  # fmt: skip
     """All scalars of one tensor, in float64; advances its step, or counts that it sat this one out."""
     # projections: the pair stays (alpha x, beta y), x and y changing places (rule.residual_coefficients)
     xi = tl.load(values + XI)
     projections = tl.load(values + PROJECTIONS).to(tl.int32)
-    alpha = dot * 0 + 1
-    beta = dot * 0 + 1
+    alpha = tl.full((), 1, tl.float64)  # not dot * 0 + 1: without projections a NaN stays in its element
+    beta = tl.full((), 1, tl.float64)
     xx, yy = mm, gg
     k = 0
     while k < projections:
@@ -165,7 +191,7 @@ def _finish_scalars(
     if lr_kind == 2:
         lr = tl.load(tl.load(lr_addresses + run).to(tl.pointer_type(tl.float64)))
 
-    bad = (tl.load(values + SKIP) != 0) & (_is_finite(raw_gg) == 0)
+    bad = (tl.load(values + SKIP) != 0) & (usable == 0)
     change = bad == 0
     if HAS_FOUND_INF:
         overflow = tl.load(found_inf) != 0
@@ -189,7 +215,7 @@ def reduce_kernel(
     addresses, tensors, sizes, run_of, tensor_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf,
     partial, chunks, arrivals, coefficients,
     PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr, ALIGNED: tl.constexpr, HAS_AMP: tl.constexpr,
-    HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
+    HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of its tensor's inner products, into ``partial`` (products, chunks).
@@ -210,96 +236,86 @@ def reduce_kernel(
     g = _pointer(addresses, 1, tensors, tensor, GRAD, ALIGNED, "") + start
     m = _pointer(addresses, 2, tensors, tensor, STATE, ALIGNED, "") + start
     if left >= CHUNK:
-        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, False)
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, CLIPS, CHUNK, False)
     else:
-        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, GRAM, CHUNK, True)
+        _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, CLIPS, CHUNK, True)
     if MERGED:
         tl.debug_barrier()
         last = tl.load(first_chunk + tensor + 1)
         # acquire and release: whoever comes last sees what all others stored
         if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
             tl.store(arrivals + tensor, 0)
-            dot = _row_sum(partial, first, last, BLOCK)
-            mm = _row_sum(partial + chunks, first, last, BLOCK)
+            mm0 = _row_sum(partial, first, last, BLOCK)
+            mg = _row_sum(partial + chunks, first, last, BLOCK)
             gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+            dot, mm, gg = _products(mm0, mg, gg, mine, tl.float64 == STATE)
             scale = _grad_scale(amp_scale, mine, HAS_AMP)
             _finish_scalars(
                 addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-                scale, dot, mm, gg, gg, HAS_FOUND_INF,
+                scale, dot, mm, gg, _is_usable(gg, False, tl.float32 == STATE), HAS_FOUND_INF,
             )  # fmt: skip
 
 
 @triton.jit
 def collect_kernel(
     run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
-    HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+    SINGLE: tl.constexpr, HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
     tensor = tl.program_id(0)
     first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
     mine = values + tl.load(run_of + tensor) * VALUES
     gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
-    tl.store(finite + tensor, _is_finite(gg).to(tl.int32))
-    if GRAM:
-        tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
-        tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
-        tl.store(sums + 2 * tensors + tensor, gg)
-        if HAS_L2:
-            for k in tl.static_range(3, 6):
-                tl.store(sums + k * tensors + tensor, _row_sum(partial + k * chunks, first, last, BLOCK))
+    tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
+    tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
+    tl.store(sums + 2 * tensors + tensor, gg)
+    clips = tl.load(mine + CLIP_NORM) != 0
+    usable = _is_usable(gg, clips, SINGLE)
+    if CLIPS:
         scale = _grad_scale(amp_scale, mine, HAS_AMP)
-        counts = tl.load(mine + CLIP_NORM) != 0
-        if tl.load(mine + SKIP) != 0:
-            counts = counts & _is_finite(gg)
+        unclipped = scale * scale * gg
+        if HAS_L2:
+            gp = _row_sum(partial + 4 * chunks, first, last, BLOCK)
+            pp = _row_sum(partial + 5 * chunks, first, last, BLOCK)
+            tl.store(sums + 3 * tensors + tensor, _row_sum(partial + 3 * chunks, first, last, BLOCK))
+            tl.store(sums + 4 * tensors + tensor, gp)
+            tl.store(sums + 5 * tensors + tensor, pp)
+            l2 = tl.load(mine + L2)
+            unclipped += 2 * scale * l2 * gp + l2 * l2 * pp
+        usable = _is_usable(tl.where(clips, gg, unclipped), clips, SINGLE)
         # selected, not multiplied: 0 * NaN is NaN
+        counts = clips & (usable | (tl.load(mine + SKIP) == 0))
         tl.store(squared + tensor, tl.where(counts, scale * scale * gg, 0.0))
-
-
-@triton.jit
-def _products_after_clip(sums, tensor, tensors, values, scale, HAS_L2: tl.constexpr):
-    """<m, g>, |m|^2, |g|^2 of the clipped gradient: rule.rescaled_products."""
-    mm0, mg0, gg0 = tl.load(sums + tensor), tl.load(sums + tensors + tensor), tl.load(sums + 2 * tensors + tensor)
-    gg = scale * scale * gg0
-    mg = scale * mg0
-    if HAS_L2:
-        l2 = tl.load(values + L2)
-        gg += 2 * scale * l2 * tl.load(sums + 4 * tensors + tensor) + l2 * l2 * tl.load(sums + 5 * tensors + tensor)
-        mg += l2 * tl.load(sums + 3 * tensors + tensor)
-    beta1 = tl.load(values + BETA1)
-    rest = 1 - beta1
-    dot = beta1 * mg + rest * gg
-    mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
-    # below zero only by cancellation; NaN must stay NaN
-    return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
+    tl.store(finite + tensor, usable.to(tl.int32))
 
 
 @triton.jit
 def coefficients_kernel(
-    addresses, tensors, run_of, first_chunk, values, lr_addresses, lr_kinds, amp_scale, found_inf, partial, chunks,
-    sums, squared_norm, coefficients,
-    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, GRAM: tl.constexpr, BLOCK: tl.constexpr,
+    addresses, tensors, run_of, values, lr_addresses, lr_kinds, amp_scale, found_inf,
+    sums, squared_norm, finite, coefficients,
+    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
     """The scalars of one tensor where something came between the phases."""
     tensor = tl.program_id(0)
     run = tl.load(run_of + tensor)
     mine = values + run * VALUES
     scale = _grad_scale(amp_scale, mine, HAS_AMP)
-    if GRAM:
-        raw_gg = tl.load(sums + 2 * tensors + tensor)
+    mm0, mg, gg = tl.load(sums + tensor), tl.load(sums + tensors + tensor), tl.load(sums + 2 * tensors + tensor)
+    if CLIPS:
         clip_norm = tl.load(mine + CLIP_NORM)
         if clip_norm != 0:
             clip = clip_norm / (tl.sqrt(tl.load(squared_norm).to(tl.float64)) + CLIP_GUARD)
             scale = scale * tl.where(clip > 1.0, 1.0, clip)
-        dot, mm, gg = _products_after_clip(sums, tensor, tensors, mine, scale, HAS_L2)
-    else:
-        first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
-        dot = _row_sum(partial, first, last, BLOCK)
-        mm = _row_sum(partial + chunks, first, last, BLOCK)
-        gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
-        raw_gg = gg
+        gg = scale * scale * gg
+        mg = scale * mg
+        if HAS_L2:
+            l2 = tl.load(mine + L2)
+            gg += 2 * scale * l2 * tl.load(sums + 4 * tensors + tensor) + l2 * l2 * tl.load(sums + 5 * tensors + tensor)
+            mg += l2 * tl.load(sums + 3 * tensors + tensor)
+    dot, mm, gg = _products(mm0, mg, gg, mine, NEW)
     _finish_scalars(
         addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-        scale, dot, mm, gg, raw_gg, HAS_FOUND_INF,
+        scale, dot, mm, gg, tl.load(finite + tensor) != 0, HAS_FOUND_INF,
     )  # fmt: skip
 
 

@@ -22,8 +22,12 @@ class Mailbox:
         if sent and sent[0][1].query():
             pinned, event = sent.popleft()
         else:
-            pinned, event = torch.empty(len(words), dtype=torch.int64, pin_memory=True), torch.cuda.Event()
+            pinned, event = _pinned(len(words)), torch.cuda.Event()
         ctypes.memmove(pinned.data_ptr(), words.buffer_info()[0], len(words) * words.itemsize)
         target.copy_(pinned, non_blocking=True)
         event.record()
         sent.append((pinned, event))
+
+
+def _pinned(words: int) -> Tensor:
+    return torch.empty(words, dtype=torch.int64, device="cpu", pin_memory=True)

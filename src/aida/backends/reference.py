@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aida.backends import Batch, scalar_dtype
 from aida.hyper import Hyper
-from aida.rule import clip_coefficient, mutual_projections
+from aida.rule import clip_coefficient, is_usable, mutual_projections
 
 
 class Reference:
@@ -22,14 +22,18 @@ class Reference:
         self._finite = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
-            for grad, exp_avg in zip(batch.grads[where], batch.exp_avgs[where], strict=True):
-                # a layer whose |g|^2 overflows has no projection: on every path it counts as not finite,
-                # unless clipping, which is sized in float64, brings it back
-                dtype = exp_avg.dtype if hyper.clip_norm is None else scalar_dtype(grad.device)
-                squared = true_gradient(grad.to(dtype), batch).square().sum()
-                finite = torch.isfinite(squared)
+            clips = hyper.clip_norm is not None
+            for grad, exp_avg, param in zip(
+                batch.grads[where], batch.exp_avgs[where], batch.params[where], strict=True
+            ):
+                precise = scalar_dtype(grad.device)
+                g = true_gradient(grad.to(precise), batch)
+                if not clips:
+                    g = _with_l2(-g if hyper.maximize else g, param.to(precise), hyper)
+                squared = g.square().sum()
+                finite = is_usable(squared, exp_avg.dtype, clips)
                 self._finite.append(finite)
-                if hyper.clip_norm is not None:
+                if clips:
                     if hyper.nonfinite == "skip":
                         squared = torch.where(finite, squared, torch.zeros_like(squared))
                     total = squared if total is None else total + squared
@@ -54,26 +58,27 @@ class Reference:
             g = g * clip_coefficient(squared_norm, hyper.clip_norm).to(g.dtype)
         if hyper.maximize:
             g = -g
-        if hyper.l2 != 0:
-            g = g + hyper.l2 * theta
+        g = _with_l2(g, theta, hyper)
 
         # moments
         m = hyper.beta1 * _before(exp_avg) + (1 - hyper.beta1) * g
 
         # projections
-        projected_m, projected_g = mutual_projections(m, g, hyper.projections, hyper.xi)
+        precise = scalar_dtype(m.device)
+        projected_m, projected_g = mutual_projections(m.to(precise), g.to(precise), hyper.projections, hyper.xi)
+        residual = (projected_m - projected_g).to(m.dtype)
 
         # variance
         # eps enters the stored variance, every step: docs/numerics.md
-        v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * (projected_m - projected_g) ** 2 + hyper.eps
+        v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * residual**2 + hyper.eps
 
         # parameters
         t = step.to(scalar_dtype(step.device))
         m_hat = m / (1 - hyper.beta1**t).to(m.dtype)
         v_hat = v / (1 - hyper.beta2**t).to(v.dtype)
         if hyper.decay != 0:
-            theta = theta * (1 - hyper.lr * hyper.decay)
-        theta = theta - hyper.lr * m_hat / v_hat.sqrt()
+            theta = theta * (1 - hyper.rate * hyper.decay)
+        theta = theta - hyper.rate * m_hat / v_hat.sqrt()
 
         update = batch.may_change(self._finite[i], hyper)
         _write(param, theta, update)
@@ -87,6 +92,10 @@ class Reference:
 def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
     """The gradient without the loss scale of mixed-precision training."""
     return grad if batch.grad_scale is None else grad / batch.grad_scale
+
+
+def _with_l2(grad: Tensor, theta: Tensor, hyper: Hyper) -> Tensor:
+    return grad if hyper.l2 == 0 else grad + hyper.l2 * theta
 
 
 def _before(tensor: Tensor) -> Tensor:

@@ -8,54 +8,79 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from itertools import chain, count
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aida.backends import Batch
+from aida.backends.library import describer
 from aida.hyper import Hyper
 
-#: Rows of the address table, one column a tensor.
+_address = torch.Tensor.data_ptr
+_generations = count()
+
+#: Rows of the address table, one column per tensor.
 ADDRESS_ROWS = ("param", "grad", "exp_avg", "exp_avg_var", "step", "skipped")
 
-#: Columns of the value table, one row a run of the batch.
-VALUE_COLUMNS = (
-    "lr", "beta1", "beta2", "eps", "l2", "decay", "xi", "projections", "clip_norm", "sign", "skip",
-)  # fmt: skip
 
+class TensorTable:
+    """Where the tensors of a batch lie, row after row of :data:`ADDRESS_ROWS`, and what they are.
 
-_address = torch.Tensor.data_ptr
-
-
-class AddressBook:
-    """Where a batch's tensors lie, row after row.
-
-    Asking a tensor for its address is what a step on the host spends most of its time on. A batch
-    whose list of parameters is the very list of the last step was handed out by a roster, which saw
-    that parameters and counters are where they were; gradients and moments are asked every time.
+    A kernel reads bare addresses, so whatever a user may have done to a tensor since the last step (put
+    other memory behind it, shortened it, changed its dtype) has to be noticed before the next.
     """
 
-    def __init__(self) -> None:
-        self._params: list[Tensor] | None = None
-        self._head: list[int] = []
-        self._tail: list[int] = []
+    def __init__(self, batch: Batch) -> None:
+        #: Another number for other tensors: what a backend keeps about a batch is out of date when it changes.
+        self.generation = next(_generations)
+        params, grads, *state = batch.tensor_lists()
+        self._params, self._state = params, list(chain(*state))
+        self._gradient_row = slice(len(params), 2 * len(params))
+        self._objects = array("Q", map(id, (*params, *grads, *self._state)))
+        self.addresses = array("Q", bytes(len(self._objects) * 8))
+        self._forms = self._read(grads)
+        self._places = self._read_places()
 
-    def look(self, batch: Batch) -> list[int]:
-        """The addresses that can change while the others stay: gradients and the two moments."""
-        if batch.params is not self._params:
-            self._params = batch.params
-            self._head = list(map(_address, batch.params))
-            self._tail = [*map(_address, batch.steps), *map(_address, batch.skipped)]
-        return [*map(_address, batch.grads), *map(_address, batch.exp_avgs), *map(_address, batch.exp_avg_vars)]
+    def look(self, grads: list[Tensor]) -> bool:
+        """Read everything again, with these gradients.
 
-    def rows(self, moving: list[int]) -> list[int]:
-        """The whole table of :data:`ADDRESS_ROWS`, with what :meth:`look` found."""
-        return [*self._head, *moving, *self._tail]
+        False if a tensor is not what it was, or one that is not a gradient not where it was.
+        """
+        self._objects[self._gradient_row] = array("Q", map(id, grads))
+        forms = self._read(grads)
+        return forms is not None and bool(forms == self._forms) and self._read_places() == self._places
+
+    def place_gradients(self, grads: list[Tensor]) -> None:
+        """Let the kernels read other gradients, such as copies in another memory order."""
+        self.addresses[self._gradient_row] = array("Q", map(_address, grads))
+
+    def _read_places(self) -> array[int]:
+        return self.addresses[: self._gradient_row.start] + self.addresses[self._gradient_row.stop :]
+
+    def _read(self, grads: list[Tensor]) -> Any:
+        """Fill in the addresses; returns what the tensors are, None if one of them cannot be read."""
+        describe = describer()
+        try:
+            if describe is not None:
+                forms = array("Q", bytes(len(self._objects) * 8))
+                return forms if describe(self._objects, self.addresses, forms) else None
+            tensors = (*self._params, *grads, *self._state)
+            self.addresses = array("Q", map(_address, tensors))
+            if any(address == 0 and t.numel() for address, t in zip(self.addresses, tensors, strict=True)):
+                return None  # its memory was freed
+            return [(t.device, t.dtype, t.shape, t.stride()) for t in tensors]
+        except RuntimeError:  # without memory: sparse, or on the meta device
+            return None
 
 
 def value_rows(hypers: Iterable[Hyper]) -> array[float]:
-    """The value table, row after row. A learning rate on a device is left 0: the kernel reads it there."""
+    """The value table (:data:`aida.backends.library.VALUE_COLUMNS`), row after row.
+
+    A learning rate on a device is left 0: the kernel reads it there.
+    """
     rows = array("d")
     for hyper in hypers:
         lr = hyper.lr

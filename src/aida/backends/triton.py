@@ -22,7 +22,7 @@ from aida.backends.capture import beside_capture, send_during_capture
 from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
 from aida.backends.launch import Launch
 from aida.backends.mailbox import Mailbox
-from aida.backends.tables import AddressBook, is_dense, keep_state_layout, note_write, same_layout, value_rows
+from aida.backends.tables import is_dense, note_write, value_rows
 from aida.hyper import Hyper
 
 #: Elements and warps of a program, found by measurement: docs/performance.md.
@@ -53,13 +53,12 @@ def fits(param: Tensor, grad: Tensor) -> bool:
 class Triton:
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._params: list[Tensor] | None = None  # of the last step
+        self._generation = -1  # of the batch of the last step
         self._shelf: list[Tables] = []  # of eager steps, the last used first
         self._active: Tables | None = None  # of this step
         self._captured: list[Any] = []  # of ours, what a CUDA graph reads: it must outlive the capture
         self._spare: Spare | None = None  # for the next capture
         self._mailbox = Mailbox()
-        self._book = AddressBook()
         self._merged = False
 
     # -- phases ----------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class Triton:
         args = (
             tables.run_of, layout.reduce_map[1], tables.values, batch.grad_scale,
             layout.partial(batch, traits.clips), layout.reduce_map[2],
-            layout.sums, layout.squared, layout.finite, len(batch),
+            layout.sums, layout.squared, layout.finite, len(batch), batch.exp_avgs[0].dtype == torch.float32,
             batch.grad_scale is not None, traits.has_l2, traits.clips, COLLECT_BLOCK,
         )  # fmt: skip
         return Launch(collect_kernel, len(batch), args)
@@ -141,11 +140,11 @@ class Triton:
         assert layout is not None
         assert tables is not None
         args = (
-            tables.buffer, len(batch), tables.run_of, layout.reduce_map[1], tables.values,
+            tables.buffer, len(batch), tables.run_of, tables.values,
             tables.lr_addresses, tables.lr_kinds, batch.grad_scale, batch.found_inf,
-            layout.partial(batch, traits.clips), layout.reduce_map[2],
-            layout.sums, layout.norm, layout.coefficients,
-            batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips, COLLECT_BLOCK,
+            layout.sums, layout.norm, layout.finite, layout.coefficients,
+            batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips,
+            not traits.clips and batch.exp_avgs[0].dtype == torch.float64,
         )  # fmt: skip
         return Launch(coefficients_kernel, len(batch), args)
 
@@ -168,38 +167,35 @@ class Triton:
 
     def _prepare(self, batch: Batch) -> Layout:
         """Bring layout and tables up to date with the batch."""
-        # the very list of the last step comes from a roster, which saw that its tensors are the same
-        same = batch.params is self._params
-        sizes = self._layout.sizes if same and self._layout is not None else list(map(torch.Tensor.numel, batch.params))
-        self._params = batch.params
-        known = self._layout is not None and self._layout.sizes == sizes
+        known = batch.table.generation == self._generation
+        if not known:
+            self._generation = batch.table.generation
+            known = self._layout is not None and self._layout.sizes == list(map(torch.Tensor.numel, batch.params))
         capturing = batch.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if capturing and not known:
             self._spare = None
         spare = self._take_spare(batch) if capturing else None
         if self._layout is None or not known:
+            sizes = list(map(torch.Tensor.numel, batch.params))
             self._layout = make_layout(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
             self._shelf, self._spare, self._mailbox = [], None, Mailbox()
-        if not batch.grads_lie_alike:
-            batch.grads = same_layout(batch.params, batch.grads)
-        moving = self._book.look(batch)
         if spare is not None:
-            self._active = self._fill(spare.tables, batch, moving, spare)
+            self._active = self._fill(spare.tables, batch, spare)
             self._captured.append((self._layout, spare))
         else:
-            self._active = self._fill(self._shelved(batch, moving), batch, moving, None)
+            self._active = self._fill(self._shelved(batch), batch, None)
             if self._spare is None and batch.device.type == "cuda":
                 self._spare = make_spare(batch, self._active)
         return self._layout
 
-    def _shelved(self, batch: Batch, moving: list[int]) -> Tables:
+    def _shelved(self, batch: Batch) -> Tables:
         """The table last used with these addresses: a training loop gets the same memory every few steps."""
         shelf = self._shelf
-        if shelf and shelf[0].params is not batch.params:  # another list: another roster, perhaps other groups
+        if shelf and shelf[0].generation != batch.table.generation:
             shelf.clear()
             self._spare = None
         for tables in shelf:
-            if tables.moving == moving:
+            if tables.addresses == batch.table.addresses:
                 if tables is not shelf[0]:
                     shelf.remove(tables)
                     shelf.insert(0, tables)
@@ -210,28 +206,27 @@ class Triton:
             shelf.insert(0, shelf.pop())  # the one not used for longest
         return shelf[0]
 
-    def _fill(self, tables: Tables, batch: Batch, moving: list[int], spare: Spare | None) -> Tables:
+    def _fill(self, tables: Tables, batch: Batch, spare: Spare | None) -> Tables:
         """Send the table if it differs from what the device has."""
+        addresses = batch.table.addresses
         settled = tables.runs is batch.runs and not batch.traits.has_host_tensors
-        if settled and moving == tables.moving:
+        lrs = tables.lrs
+        if not settled or batch.traits.has_device_lr:
+            lrs = [_device_lr(hyper, batch.device) for hyper, _ in batch.runs]
+            settled = settled and lrs == tables.lrs
+        same_place = addresses == tables.addresses
+        if settled and same_place:
             return tables
-        count = len(batch)
-        if moving[count:] != tables.moving[count:]:  # moments too, not only gradients
-            keep_state_layout(batch)
-            moving = self._book.look(batch)
         if not settled:
-            hypers = [hyper for hyper, _ in batch.runs]
-            lrs = [_device_lr(hyper, batch.device) for hyper in hypers]
-            tables.value_words = array("q", value_rows(hypers).tobytes())
+            tables.value_words = array("q", value_rows(hyper for hyper, _ in batch.runs).tobytes())
             tables.value_words.extend([address for address, _ in lrs])
             tables.value_words.extend([kind for _, kind in lrs])
-        if moving == tables.moving:  # a schedule set lr, and nothing moved
+        if same_place:  # a schedule set lr, and nothing moved
             self._send(tables.value_words, tables.behind_addresses, spare)
         else:
-            rows = self._book.rows(moving)
-            tables.aligned = reduce(or_, rows[: WIDE_ROWS * count], 0) % 16 == 0
-            self._send(array("q", rows) + tables.value_words, tables.buffer, spare)
-        tables.moving, tables.runs = moving, batch.runs
+            tables.aligned = reduce(or_, addresses[: WIDE_ROWS * len(batch)], 0) % 16 == 0
+            self._send(array("q", addresses.tobytes()) + tables.value_words, tables.buffer, spare)
+        tables.addresses, tables.runs, tables.lrs = addresses[:], batch.runs, lrs
         return tables
 
     def _take_spare(self, batch: Batch) -> Spare:
@@ -241,7 +236,7 @@ class Triton:
         One table lies ready after an eager step; further graphs in a row get theirs beside the capture.
         """
         spare, self._spare = self._spare, None
-        if spare is None and self._captured and self._shelf and self._shelf[0].params is batch.params:
+        if spare is None and self._captured and self._shelf and self._shelf[0].generation == batch.table.generation:
             with beside_capture(self._captured[-1][1].streams) as stream:
                 spare = make_spare(batch, self._shelf[0]) if stream is not None else None
         if spare is None or spare.tables.counts != batch.counts():

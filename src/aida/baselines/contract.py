@@ -22,13 +22,16 @@ from aida.group_rules import (
     check_betas,
     check_capture,
     check_eps,
+    check_given,
     check_lr,
     check_names,
     check_param,
     check_weight_decay,
+    drop_duplicates,
     is_finite,
 )
 from aida.readings import Group, exact
+from aida.refusals import check_whole
 
 #: Elements a list operation takes at once: 64 MiB of float32, unless one tensor alone is larger.
 BUCKET = 1 << 24
@@ -44,6 +47,8 @@ class Baseline(Optimizer):
     moments: ClassVar[tuple[str, ...]] = ()
     #: One number a parameter, beside the moments.
     counters: ClassVar[tuple[str, ...]] = ("step",)
+    #: Whether the update of an element depends on the whole layer, so that a part of one cannot be updated alone.
+    layerwise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self.check(defaults)
@@ -88,10 +93,13 @@ class Baseline(Optimizer):
         try:
             self.check(group)
             for p in group["params"]:
-                check_param(p, owner)
+                check_given(p, owner)
+                if self.layerwise:
+                    check_whole(p, owner)
         except (ValueError, TypeError):
             self.param_groups.pop()  # an optimizer that refused a group is as it was before
             raise
+        drop_duplicates(group)
 
     @property
     def layout(self) -> Layout:
@@ -145,6 +153,9 @@ class Baseline(Optimizer):
         self.check(group)
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:
+            check_param(p, type(self).__name__)
+            if self.layerwise:
+                check_whole(p, type(self).__name__)
             if p.grad.layout != torch.strided:
                 raise RuntimeError(
                     f"{type(self).__name__} does not support sparse gradients; build the embedding with sparse=False, "

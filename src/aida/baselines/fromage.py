@@ -30,6 +30,7 @@ class Fromage(Baseline):
     """
 
     counters = ()
+    layerwise = True
 
     def __init__(
         self,

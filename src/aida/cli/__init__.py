@@ -64,6 +64,7 @@ def _assembled() -> typer.Typer:
         help="Aida: AdaBelief with a narrower range of adaptive stepsizes, and the optimizers it is compared with.",
         no_args_is_help=True,
         add_completion=False,
+        pretty_exceptions_show_locals=False,  # a password among them
     )
     commands.callback()(_root)
     commands.command("demo")(demo)

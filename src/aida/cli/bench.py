@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aida.cli.choices import chosen_device, let_own_be_found
+from aida.cli.choices import chosen_device
 from aida.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida.cli.printing import console, fail, say_written
 
@@ -50,7 +50,6 @@ def bench_train(
     from aida.lab.settings_text import SettingError
 
     timings: list[bench.Timing] = []
-    let_own_be_found(optimizer or _METHODS)
     where = choose_device(chosen_device(device))
     if out is not None and not out.absolute().parent.is_dir():
         fail(f"--out {out}: there is no folder {out.absolute().parent}")  # better now than after the measurement

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,9 +70,3 @@ def words_checked() -> Iterator[None]:
         fail(str(error))
     except LookupError as error:
         fail(str(error.args[0]))
-
-
-def let_own_be_found(optimizers: Sequence[str]) -> None:
-    """An optimizer of the user's own, ``module:Class``, is a file where they work."""
-    if any(":" in name for name in optimizers) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())

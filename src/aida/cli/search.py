@@ -13,7 +13,6 @@ from aida.cli.choices import (
     chosen_device,
     chosen_experiment,
     chosen_variant,
-    let_own_be_found,
     require_data,
     words_checked,
 )
@@ -132,7 +131,6 @@ def search(
     _check("--sampler", sampler, ("grid", "tpe"))
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    let_own_be_found(names)
     with words_checked():
         order = Order(
             chosen,
@@ -254,25 +252,24 @@ def _summarise(found: Sequence[Findings]) -> None:
     """All searches of the command, a line each, beside the paper."""
     from aida.lab.watching.labels import settings_in_words
     from aida.report import groups
-    from aida.report.columns import paper_variant
 
     plan = found[0].plan
     experiment = plan.order.experiment
     departures = groups.Protocol.of(plan.repetition(plan.base, 0)).departures(experiment)
-    comparable = not departures and plan.base.variant == paper_variant(experiment)
+    figures = {} if departures else experiment.figures(plan.base.variant)
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
     drawn = table(title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
     for each in found:
-        best, figure = each.spread("best"), experiment.paper.get(each.plan.method)
+        best, figure = each.spread("best"), figures.get(each.plan.method)
         drawn.add_row(
             each.plan.method,
             settings_in_words(each.best.configuration) if each.best else "",
             _mean_in_words(best),
             _mean_in_words(each.spread("last")),
             str(best.n) if best else "",
-            _mean_in_words(figure) if comparable else "",
+            _mean_in_words(figure),
         )
     console().print(drawn)
 

@@ -14,7 +14,6 @@ from aida.cli.choices import (
     chosen_device,
     chosen_experiment,
     chosen_variant,
-    let_own_be_found,
     require_data,
     words_checked,
 )
@@ -118,7 +117,8 @@ def train(
     """Train an experiment, once for each optimizer and seed.
 
     A run is a folder under --out, named by the hash of all that decides its numbers. The same command
-    again skips what is finished and goes on where a run was stopped or killed. Ctrl-C saves first.
+    again skips what is finished and goes on where a run was stopped or killed. A run of a module:Class
+    or of data that changed since is trained again. Ctrl-C saves first.
     """
     from aida.lab.options import Options
 
@@ -172,7 +172,7 @@ def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple
     outcomes: list[Outcome] = []
     display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
     with announced_stop() as stop, given_up_when_hurried(stop), display as listen:
-        outcomes.extend(Jobs(out, options, jobs).work(specs, listen, stop))
+        outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 
 
@@ -221,7 +221,6 @@ def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> 
     from aida.lab.order import Order
     from aida.lab.settings_text import parse_seeds, parse_settings
 
-    let_own_be_found(rest["optimizers"])
     with words_checked():
         return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
 

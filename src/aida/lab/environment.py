@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,30 @@ def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any
             "triton": _version("triton"),
         },
     }
+
+
+#: What may change a run's last bits, or more, where it goes on under another; with its place in a session.
+_TELLING = {
+    "torch": ("versions", "torch"),
+    "code": ("git",),
+    "device": ("device",),
+    "processes": ("processes",),
+    "threads": ("threads",),
+}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two sessions of a run, as (before, now); what the first does not say is not compared."""
+    found = {}
+    for name, place in _TELLING.items():
+        old, new = reduce(_part, place, before), reduce(_part, place, now)
+        if old is not None and old != new and (name != "threads" or now["device_type"] == "cpu"):
+            found[name] = (old, new)
+    return found
+
+
+def _part(session: Any, name: str) -> Any:
+    return session.get(name) if isinstance(session, Mapping) else None
 
 
 def _version(package: str) -> str | None:

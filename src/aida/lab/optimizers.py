@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from aida.baselines.contract import Baseline
 from aida.catalog import find
 from aida.lab.matrices import MatricesAndRest, takes_matrices_alone
-from aida.lab.spec import RunSpec, outside
+from aida.lab.outside import outside
+from aida.lab.spec import RunSpec
 
 
 def optimizer_class(spec: RunSpec) -> type[Optimizer]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aida.catalog import find
+from aida.lab.outside import outside
 from aida.lab.settings_text import SettingError, settle
-from aida.lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values, outside
+from aida.lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
 
 
 @dataclass(frozen=True)

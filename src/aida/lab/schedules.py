@@ -51,6 +51,17 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class Restarted:
+    """Another schedule, from its full learning rate again after ``epoch`` epochs: only later decays count."""
+
+    then: Schedule
+    epoch: int
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        return self.then.factor(epoch, step, epochs) / self.then.factor(self.epoch - 1, step, epochs)
+
+
+@dataclass(frozen=True)
 class InverseSquareRoot:
     """The transformer's ``scale * d_model^-1/2 * min(n^-1/2, n * warmup^-3/2)`` at the n-th step, n from 1.
 

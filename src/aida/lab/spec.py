@@ -1,22 +1,21 @@
 """What an experiment is and what a run is: frozen values, and how one becomes the other.
 
 A :class:`RunSpec` holds all that decides a run's numbers on a given machine; its hash names the run's
-folder. Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
+folder. The code of an optimizer that is not of the catalog, and the data, are kept in the run's record.
+Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.optim import Optimizer
-
 from aida.catalog import Entry, find
+from aida.lab.outside import outside
 from aida.lab.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -65,6 +64,14 @@ class Adjustment:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """When SGD gives way to ASGD: an epoch's ``key`` is above the lowest of all before it but the last ``interval``."""
+
+    key: str
+    interval: int
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One task of the comparison, declared. Tuned values and search sets live with the optimizers."""
 
@@ -86,6 +93,8 @@ class Experiment:
     paper: Mapping[str, PaperFigure] = field(default_factory=lambda: MappingProxyType({}))
     #: The variant that those figures compare with; empty for the default.
     paper_variant: str = ""
+    #: Variants in which SGD gives way to ASGD; the paper's figure for SGD compares with these too.
+    switches: Mapping[str, Switch] = field(default_factory=lambda: MappingProxyType({}))
     adjustments: tuple[Adjustment, ...] = ()
     #: Data sets of the variants that read others.
     variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -101,6 +110,12 @@ class Experiment:
     @property
     def variants(self) -> tuple[str, ...]:
         return tuple(self.metrics)
+
+    def figures(self, variant: str) -> Mapping[str, PaperFigure]:
+        """The paper's figures that runs of a variant compare with."""
+        if variant == (self.paper_variant or self.variants[0]):
+            return self.paper
+        return {method: figure for method, figure in self.paper.items() if method == "sgd" and variant in self.switches}
 
     def reads(self, variant: str) -> tuple[str, ...]:
         """The data sets of a variant."""
@@ -166,7 +181,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         # as JSON would give it back, so that a spec read from its file is equal to the one written
-        object.__setattr__(self, "hyper", MappingProxyType(_as_json(dict(self.hyper))))
+        hyper = _as_json(dict(self.hyper))
+        if self.optimizer == "aida":  # the meaning of the runs that were made when this was the default
+            hyper.setdefault("decoupled_weight_decay", False)
+        object.__setattr__(self, "hyper", MappingProxyType(hyper))
 
     @property
     def method(self) -> str:
@@ -181,8 +199,11 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         content = {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
+        # what came later, or was not said, is left out: runs made before keep their names
         if not self.warmup:
-            del content["warmup"]  # the field came later: runs made before it keep their names
+            del content["warmup"]
+        if self.optimizer == "aida" and not self.hyper["decoupled_weight_decay"]:
+            del content["hyper"]["decoupled_weight_decay"]
         return content
 
     @classmethod
@@ -215,19 +236,3 @@ def optimizer_values(experiment: Experiment, optimizer: str, given: Mapping[str,
         return optimizer, dict(given)
     entry: Entry = find(optimizer)
     return entry.name, experiment.tuned(entry.name, given)
-
-
-def outside(name: str) -> type[Any]:
-    """The class that ``module:Class`` names; LookupError where there is none."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise LookupError(
-            f"{name!r} cannot be imported ({error}); write it as module:Class, torch.optim:NAdam say"
-        ) from None
-    if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
-    if not issubclass(found, Optimizer):
-        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
-    return found

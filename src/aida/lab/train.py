@@ -19,10 +19,12 @@ from typing import Any
 import torch
 
 from aida.lab import distributed
-from aida.lab.environment import choose_device, describe
+from aida.lab.environment import changes, choose_device, describe
 from aida.lab.events import Event, Kind, Listener
 from aida.lab.experiments import find_experiment
 from aida.lab.options import Options
+from aida.lab.provenance import changed_since, provenance
+from aida.lab.queue.stopping import asked
 from aida.lab.runs.store import RunFolder, writing
 from aida.lab.spec import Metric, RunSpec
 from aida.lab.training import Training
@@ -47,6 +49,10 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
                 )
             options = replace(options, graph=False)  # an all-reduce of gradients is not recorded
         folder = stack.enter_context(RunFolder.open(out, spec)) if distributed.is_main() else None
+        if folder is not None and (changed := changed_since(spec, folder.sessions(), options.data_root)):
+            folder.begin_again()
+            text = f"{changed}: trained again, and what was there is in {folder.path / 'before'}"
+            listen(Event("note", spec.key, text=text))
         done = distributed.said_by_main(folder.result if folder is not None else None)
         if done is not None:
             listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=done, text="already done"))
@@ -69,12 +75,8 @@ class _Run:
         self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
-            now = describe(training.device, training.steps.name, self._options.at_once)
-            threads = self._folder.begin_session(now).get("threads")
             state = self._folder.load()
-            if state is not None and training.device.type == "cpu" and threads != now["threads"]:
-                text = f"trained with {threads} threads before and with {now['threads']} now: its last bits will differ"
-                self._say("note", text=text)
+            self._begin_session(self._folder, goes_on=state is not None)
         state = distributed.said_by_main(state)
         if state is not None:
             training.load(state)
@@ -87,12 +89,27 @@ class _Run:
                 if self._folder is not None:
                     self._folder.append_row(row)
                 self._say("epoch", row)
+                if training.switching is not None and training.switching.at == training.epoch:
+                    self._say("note", text=f"SGD gives way to ASGD after epoch {training.epoch}")
                 if not math.isfinite(row["loss"]):
                     return self._finish("diverged", f"the loss was {row['loss']} in epoch {row['epoch']}")
                 if training.epoch < self._spec.epochs:
                     self._save_if_due()
                     self._give_way()
         return self._finish("finished")
+
+    def _begin_session(self, folder: RunFolder, goes_on: bool) -> None:
+        """Keep with the run what decides its numbers beside its spec, and what of it changed since it was stopped."""
+        training, options = self._training, self._options
+        now = {
+            **describe(training.device, training.steps.name, options.at_once),
+            **provenance(self._spec, options.data_root),
+        }
+        before = folder.sessions()
+        changed = changes(before[-1], now) if before and goes_on else {}
+        folder.begin_session({**now, **({"changed": changed} if changed else {})})
+        for name, (old, new) in changed.items():
+            self._say("note", text=f"goes on with other {name}: {old} before, {new} now; its numbers may differ")
 
     def _after_step(self) -> None:
         training = self._training
@@ -213,8 +230,8 @@ def _stop_signals() -> Iterator[threading.Event]:
 
     for number in before:
         signal.signal(number, ask)
-    if getattr(getattr(before[signal.SIGINT], "__self__", None), "asked", False):
-        stop.set()  # asked while the run was being opened
+    if asked():
+        stop.set()  # while the run was being opened
     try:
         yield stop
     finally:

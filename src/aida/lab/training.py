@@ -15,9 +15,10 @@ from aida.lab.environment import choose_device, set_up
 from aida.lab.experiments import find_experiment
 from aida.lab.optimizers import LearningRate, build, can_be_captured
 from aida.lab.options import Options
-from aida.lab.schedules import WarmUp
+from aida.lab.schedules import Restarted, WarmUp
 from aida.lab.spec import RunSpec
 from aida.lab.steps import GraphSteps, PlainSteps, Steps
+from aida.lab.switching import Switching, as_asgd
 from aida.lab.task import Setting
 from aida.stepsizes import Record, StepsizeProbe
 
@@ -36,14 +37,12 @@ class Training:
         torch.manual_seed(spec.seed)
         setting = Setting(spec, self.device, options.data_root, options.inception, options.workers)
         self.task = self.experiment.task(setting)
-        captured = self._captures(options.graph)
-        self.optimizers = {
-            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
-        }
-        self._lr = LearningRate(self.optimizers.values())
+        self._captured = self._captures(options.graph)
         declared = self.experiment.schedule
         self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
-        self.steps: Steps = (GraphSteps if captured else PlainSteps)(self.task, self.optimizers)
+        rule = self.experiment.switches.get(spec.variant)
+        self.switching = Switching(rule) if rule is not None and spec.optimizer == "sgd" else None
+        self._take_up(spec)
         self.probes: list[StepsizeProbe] = []
         self.epoch = 0  #: epochs completed
         self.index = 0  #: steps taken in the current one
@@ -52,6 +51,18 @@ class Training:
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._seconds = 0.0  # of the current epoch, before a break
         self._began: float | None = None  # when this process began or went on with it
+
+    def _take_up(self, spec: RunSpec) -> None:
+        """Train with the optimizer that ``spec`` names from now on."""
+        self.optimizers = {
+            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
+        }
+        self._lr = LearningRate(self.optimizers.values())
+        self.steps: Steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
+
+    def _switch(self, at: int) -> None:
+        self._schedule = Restarted(self._schedule, at)
+        self._take_up(as_asgd(self.spec))
 
     def _captures(self, asked: bool | None) -> bool:
         possible = self.device.type == "cuda" and can_be_captured(self.spec)
@@ -108,6 +119,8 @@ class Training:
         self.epoch += 1
         self.index, self._seconds = 0, 0.0
         self._loss.zero_()
+        if self.switching is not None and self.switching.comes(measured, self.epoch):
+            self._switch(self.epoch)
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -134,6 +147,7 @@ class Training:
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "task": self.task.extra_state(),
             "random": _random_state(self.device),
+            **({"switching": self.switching.state()} if self.switching is not None else {}),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -143,6 +157,10 @@ class Training:
         self._seconds = state["seconds"]
         for name, module in self.task.modules.items():
             module.load_state_dict(state["modules"][name])
+        if self.switching is not None:
+            self.switching.load(state["switching"])
+            if self.switching.at is not None:
+                self._switch(self.switching.at)
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self._lr.hold()

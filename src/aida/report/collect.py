@@ -20,6 +20,9 @@ from aida.lab.spec import Experiment, RunSpec
 #: its copies ended with different ones.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
 
+#: Stands for a commit or a version that the run's folder does not name.
+NOT_RECORDED = "not recorded"
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -46,6 +49,9 @@ class Run:
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
+    #: Commits and torch versions of the processes that worked on it, each named once.
+    commits: tuple[str, ...] = (NOT_RECORDED,)
+    torch: tuple[str, ...] = (NOT_RECORDED,)
     #: Whether others trained on the same GPU at some time, or it is not known that none did.
     shared_gpu: bool = False
     #: On which GPU it worked from when to when, as far as is known: until the next start, or for all epochs' seconds.
@@ -157,6 +163,8 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
         device=one_line(sessions[-1].get("device", ""), 100) if sessions else "",
+        commits=_distinct(each.get("git") for each in sessions),
+        torch=_distinct(_torch(each.get("versions")) for each in sessions),
         shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
         on_gpu=_times(sessions, rows),
         remark=remark,
@@ -206,3 +214,11 @@ def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
         return read_sessions(folder)
     except StoreError:
         return ()
+
+
+def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one_line(value or NOT_RECORDED, 100) for value in values)) or (NOT_RECORDED,)
+
+
+def _torch(versions: Any) -> Any:
+    return versions.get("torch") if isinstance(versions, Mapping) else None

@@ -1,7 +1,7 @@
 """A column of a table: every method of one experiment under one protocol, ours beside the paper's.
 
-A method's number is the mean of its best configuration. Its p-value says whether it differs from the
-reference method, corrected over the column; nothing leads a column without having beaten every other.
+A method's number is the mean of its best configuration. Its p-value says whether it differs from the reference
+method, adjusted for all methods of the column. A method leads a column only if it differs from every other one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aida.lab.spec import Experiment, Metric, PaperFigure
 from aida.report.collect import Run
 from aida.report.groups import Configuration, Measure, Protocol, ranked
 from aida.report.naming import file_name, ordered
-from aida.report.statistics import Comparison, Summary, against_published, compare, holm
+from aida.report.statistics import Comparison, Summary, against_control, against_published, summarise
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
@@ -124,6 +124,16 @@ class Column:
     def runs(self) -> list[Run]:
         return [run for each in self.configurations for run in each.runs]
 
+    @property
+    def counted(self) -> list[Run]:
+        """Runs behind the numbers of its table."""
+        return [run for cell in self.cells if cell.chosen for run in cell.chosen.counted]
+
+    @property
+    def mixed(self) -> str:
+        """How many commits and torch versions its numbers come from, in words; empty if they come from one of each."""
+        return mixture(self.counted)
+
     def cell(self, method: str) -> Cell | None:
         return next((cell for cell in self.cells if cell.method == method), None)
 
@@ -138,8 +148,8 @@ def column(
     groups: dict[str, list[Configuration]] = {}
     paper: Mapping[str, PaperFigure] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        groups = {method: [] for method in experiment.paper}
-        paper = experiment.paper if protocol.variant == paper_variant(experiment) else {}
+        paper = experiment.figures(protocol.variant)
+        groups = {method: [] for method in paper or experiment.paper}
     for each in found:
         strays = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
         groups.setdefault(each.method, []).append(replace(each, strays=strays))
@@ -164,6 +174,15 @@ def empty_column(experiment: Experiment, reference: str, elsewhere: Mapping[str,
     return Column(experiment.name, experiment, None, metric, reference, cells, distinction=distinction)
 
 
+def mixture(runs: Collection[Run]) -> str:
+    """``2 commits, 3 torch versions``; empty if all runs have the same ones."""
+    commits = {each for run in runs for each in run.commits}
+    versions = {each for run in runs for each in run.torch}
+    said = [f"{len(commits)} commits"] if len(commits) > 1 else []
+    said += [f"{len(versions)} torch versions"] if len(versions) > 1 else []
+    return ", ".join(said)
+
+
 def paper_variant(experiment: Experiment) -> str:
     """The variant that the paper's figures compare with."""
     return experiment.paper_variant or experiment.variants[0]
@@ -174,10 +193,11 @@ def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell
     leaders: dict[Measure, str] = {}
     survivors = {cell.method for cell in cells if cell.chosen and cell.chosen.diverged}
     for measure in MEASURES:
-        values = {cell.method: cell.chosen.by_seed(measure) for cell in cells if cell.chosen}
-        for method, comparison in _family(reference, values, survivors).items():
+        values = {cell.method: cell.chosen.values(measure) for cell in cells if cell.chosen}
+        family = _family(reference, values, survivors)
+        for method, comparison in family.items():
             against[method][measure] = comparison
-        if leader := _leader(values, metric, survivors):
+        if leader := _leader(values, metric, survivors, reference, family):
             leaders[measure] = leader
     return tuple(
         replace(
@@ -190,19 +210,18 @@ def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell
     )
 
 
-def _family(
-    reference: str, values: Mapping[str, Mapping[int, float]], survivors: Collection[str]
-) -> dict[str, Comparison]:
-    """Every other method against the reference, corrected together; those with diverged seeds are not tested."""
-    if reference not in values:
+def _family(control: str, values: Mapping[str, Sequence[float]], survivors: Collection[str]) -> dict[str, Comparison]:
+    """Every other method against the control; those with diverged seeds are not tested, nor in the pooled variance."""
+    if control not in values:
         return {}
-    others = {}
-    for method, found in values.items():
-        if method != reference:
-            comparison = compare(found, values[reference])
-            untested = method in survivors or reference in survivors
-            others[method] = _untested(comparison.difference) if untested else comparison
-    return holm(others)
+    whole = {method: found for method, found in values.items() if method not in survivors}
+    tested = against_control(control, whole) if control in whole else {}
+    mean = summarise(values[control]).mean
+    return {
+        method: tested.get(method) or _untested(summarise(found).mean - mean)
+        for method, found in values.items()
+        if method != control
+    }
 
 
 def _untested(difference: float) -> Comparison:
@@ -210,18 +229,25 @@ def _untested(difference: float) -> Comparison:
     return Comparison(difference, reason="seeds diverged, no test")
 
 
-def _leader(values: Mapping[str, Mapping[int, float]], metric: Metric, survivors: Collection[str]) -> str | None:
-    """The method with the best mean, if it differs significantly from every other; None too where it is alone.
+def _leader(
+    values: Mapping[str, Sequence[float]], metric: Metric, survivors: Collection[str],
+    reference: str, family: Mapping[str, Comparison],
+) -> str | None:  # fmt: skip
+    """The method with the best mean, if it differs significantly from every other one; None if it is alone.
 
-    One with diverged seeds leads nothing, and is no rival to one without whose mean is better.
+    Dunnett's test with the best method as the control is Hsu's comparison with the best, for which a one-sided test
+    is enough: choosing the control by its mean needs no further adjustment. A method with diverged seeds leads
+    nothing, and is no rival to one without whose mean is better. ``family`` are the tests against the reference.
     """
     if not values:
         return None
-    means = {method: sum(found.values()) / len(found) for method, found in values.items()}
+    means = {method: summarise(found).mean for method, found in values.items()}
     first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
-    whole = {method: found for method, found in values.items() if method not in survivors}
-    rivals = _family(first, whole, ())
-    return first if rivals and all(each.significant for each in rivals.values()) else None
+    if first in survivors:
+        return None
+    tests = family if first == reference else _family(first, values, survivors)
+    rivals = [each for method, each in tests.items() if method not in survivors]
+    return first if rivals and all(each.significant for each in rivals) else None
 
 
 def _against_paper(cell: Cell, metric: Metric) -> Comparison | None:

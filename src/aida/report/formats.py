@@ -87,6 +87,7 @@ def runs_csv(runs: Sequence[Run]) -> str:
                 "metric": run.metric, "best": run.best, "best_epoch": run.best_epoch, "last": run.last,
                 "epochs_done": run.curve.epochs[-1] if run.curve.epochs else 0, "epochs": run.spec.epochs,
                 "seconds_an_epoch": run.seconds, "device": run.device, "precision": run.spec.precision,
+                "commits": "; ".join(run.commits), "torch": "; ".join(run.torch),
                 "remark": run.remark, **{f"hyper.{name}": value for name, value in run.spec.hyper.items()},
             }
             for run in runs
@@ -136,6 +137,8 @@ def _of_configuration(each: Configuration) -> dict[str, Any]:
         "diverged": each.diverged,
         "not_finished": each.open,
         "runs": " ".join(run.key for run in each.runs),
+        "commits": "; ".join(each.commits),
+        "torch": "; ".join(each.torch),
         "not_the_papers": words.settings(each.strays),
         **{f"hyper.{name}": value for name, value in each.hyper.items()},
     }
@@ -152,7 +155,7 @@ def _of_comparison(name: str, found: Comparison | None) -> dict[str, Any]:
         f"{name}_low": low,
         f"{name}_high": high,
         f"{name}_test": (found.test or found.reason) if found else None,
-        f"{name}_p_raw": found.p_raw if found else None,
+        f"{name}_freedom": found.freedom if found else None,
         f"{name}_p": found.p if found else None,
     }
 

@@ -69,13 +69,13 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One method with one set of hyper-parameters under one protocol: one run a seed."""
+    """One method with one set of hyper-parameters under one protocol: one run per seed."""
 
     protocol: Protocol
     method: str
     optimizer: str
     hyper: Mapping[str, Any]
-    #: One a seed, by seed; finished or not.
+    #: One per seed, ordered by seed; finished or not.
     runs: tuple[Run, ...]
     #: Runs of a seed that is there already.
     repeats: tuple[Run, ...] = ()
@@ -102,15 +102,26 @@ class Configuration:
         """Runs without a number, for whatever reason but divergence."""
         return len(self.runs) - len(self.counted) - self.diverged
 
-    def by_seed(self, measure: Measure) -> dict[int, float]:
-        return {run.spec.seed: getattr(run, measure) for run in self.counted}
+    def values(self, measure: Measure) -> list[float]:
+        """One number per finished seed."""
+        return [getattr(run, measure) for run in self.counted]
 
     def summary(self, measure: Measure) -> Summary | None:
-        values = list(self.by_seed(measure).values())
+        values = self.values(measure)
         return summarise(values) if values else None
 
+    @property
+    def commits(self) -> tuple[str, ...]:
+        """Commits behind its numbers."""
+        return tuple(sorted({commit for run in self.counted for commit in run.commits}))
+
+    @property
+    def torch(self) -> tuple[str, ...]:
+        """Versions of torch behind its numbers."""
+        return tuple(sorted({version for run in self.counted for version in run.torch}))
+
     def seconds(self) -> Summary | None:
-        """Training seconds an epoch."""
+        """Training seconds per epoch."""
         known = [run.seconds for run in self.counted if run.seconds is not None]
         return summarise(known) if known else None
 

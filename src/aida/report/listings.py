@@ -1,4 +1,4 @@
-"""Tables about the report itself: where the reference stands on each task, and which runs are in no mean."""
+"""Tables about the report itself: where the reference stands on each task, and which runs are excluded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def glance(study: Study) -> Grid:
     reference = title(study.reference)
     heads = [
         Head("task", numeric=False), Head(reference), Head("paper"),
-        Head("better than", f"methods that {reference} beats significantly: Holm-corrected p < {LEVEL}", False),
-        Head("not told apart", "methods whose difference is not significant", False),
+        Head("better than", f"methods that {reference} beats significantly: Dunnett's test, p < {LEVEL}", False),
+        Head("no significant difference", "methods that were tested, with a larger p-value", False),
         Head("worse than", f"methods that beat {reference} significantly", False),
         Head("untested", "methods of which no test can be made; the tables say why", False),
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def trouble(study: Study) -> Grid:
                 Field(f"{done} of {run.spec.epochs}", done), Field(why),
             ]
         )  # fmt: skip
-    return grid("trouble", "Runs that are in no mean", heads, rows)
+    return grid("trouble", "Excluded runs", heads, rows)
 
 
 def skipped(study: Study) -> list[str]:

@@ -1,4 +1,4 @@
-"""All that a report says, as values: the tables of the paper, other experiments, what is kept apart."""
+"""All that a report says, as values: the tables of the paper, other experiments, shortened and changed runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Study:
     reference: str
     #: The paper's, those with runs and those without, by number.
     paper: tuple[Table, ...]
-    #: Experiments that are not of the paper.
+    #: Experiments that the paper does not have.
     others: Table
     #: Runs that are not the experiment as declared: shortened, another batch size.
     apart: Table
@@ -99,9 +99,9 @@ def examine(collection: Collection, experiments: Mapping[str, Experiment], refer
         paper=_paper_tables(experiments, columns, reference, groups),
         others=Table(
             "others",
-            "Experiments that are not of the paper",
+            "Other experiments",
             tuple(each for each in every if not each.departures and not (each.experiment and each.experiment.table)),
-            "Not of the paper",
+            "Other experiments",
         ),
         apart=Table(
             "apart", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"

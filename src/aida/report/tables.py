@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from aida.report import words
-from aida.report.columns import NOT_THE_PAPERS, Cell, Column, paper_variant
+from aida.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, paper_variant
 from aida.report.grids import Field, Grid, Head, absent, grid
 from aida.report.groups import Configuration, Measure
 from aida.report.naming import ordered, title
-from aida.report.statistics import Comparison
+from aida.report.statistics import LEVEL, Comparison
 from aida.report.study import Table
 
 NO_RUNS = "no runs"
+
+_BOLD_MEAN = (
+    f"Bold mean: the best of its column, and different from every other method without diverged seeds with p < {LEVEL}."
+)
+_BOLD_P = f"Bold p-value: below {LEVEL}."
 
 
 def comparison(column: Column) -> Grid:
@@ -32,7 +38,7 @@ def comparison(column: Column) -> Grid:
         Head("best run", "the best of all seeds and configurations, which is what the paper's Table IV gives"),
         Head(
             "s / epoch",
-            "training seconds an epoch: median of a run, mean over seeds; not of runs that shared a GPU; "
+            "training seconds per epoch: median of a run, mean over seeds; not of runs that shared a GPU; "
             "the paper's in brackets",
         ),
     ]
@@ -40,23 +46,26 @@ def comparison(column: Column) -> Grid:
         heads += [
             Head("paper", "the best of all runs" if best_alone else "mean ± std of three repetitions"),
             Head("ours − paper", "our best run minus the paper's" if best_alone else "at the best epoch"),
-            Head("p, paper", "Welch's test against the paper's mean and std, uncorrected"),
+            Head("p, paper", "Welch's test against the paper's mean and std, not adjusted"),
         ]
     heads += [
-        Head(f"− {reference}", f"mean minus that of {reference}, at the best epoch"),
-        Head("p, best", f"against {reference} at the best epoch, corrected by Holm over this column"),
-        Head("p, last", f"against {reference} after the last epoch, corrected by Holm over this column"),
+        Head(
+            f"− {reference}",
+            f"mean minus that of {reference}, at the best epoch, with its simultaneous 95 % confidence interval",
+        ),
+        Head(
+            "p, best", f"Dunnett's test against {reference} at the best epoch, adjusted for all methods of this table"
+        ),
+        Head("p, last", f"Dunnett's test against {reference} after the last epoch, adjusted in the same way"),
         Head("tried", "sets of hyper-parameters that were tried; in small print those tried in shortened runs"),
     ]
     digits = column_digits(column)
     rows = [_comparison_row(cell, column, digits, with_paper) for cell in column.cells]
-    return grid(
-        column.id, f"{column.title}", heads, rows, *(_remarks(column) if measured else ["No finished run yet."])
-    )
+    return grid(column.id, column.title, heads, rows, *(_remarks(column) if measured else ["No finished run yet."]))
 
 
 def overview(table: Table) -> Grid:
-    """The paper's own layout: a method a row, an experiment a column, ours above and the paper's below."""
+    """The paper's own layout: one row per method, one column per experiment, ours above and the paper's below."""
     columns = table.columns
     heads = [Head("method", numeric=False)]
     heads += [
@@ -70,7 +79,8 @@ def overview(table: Table) -> Grid:
             cell = column.cell(method)
             row.append(absent(NO_RUNS) if cell is None else _overview_field(cell, column))
         rows.append(row)
-    return grid(table.name, table.title, heads, rows)
+    leads = any("best" in cell.leads for column in columns for cell in column.cells)
+    return grid(table.name, table.title, heads, rows, *([_BOLD_MEAN] if leads else []))
 
 
 def search(column: Column) -> Grid:
@@ -127,14 +137,14 @@ def column_digits(column: Column) -> int:
 def _comparison_row(cell: Cell, column: Column, digits: int, with_paper: bool) -> list[Field]:
     row = [Field(title(cell.method)), *_opening(_ours(cell, column, digits), cell)]
     if with_paper:
-        # not stressed: these tests are not corrected for their number
+        # not bold: these p-values are not adjusted for their number
         difference, p = _against(cell.against_paper, digits)
-        row += [_paper(cell, digits), *_opening([difference, replace(p, bold=False, note="")], cell)]
+        row += [_paper(cell, digits), *_opening([difference, replace(p, bold=False)], cell)]
     if cell.method == column.reference and cell.chosen:
         row += [absent("reference"), absent(""), absent("")]
     else:
         best, last = (cell.against_reference.get(measure) for measure in ("best", "last"))
-        row += _opening([*_against(best, digits), replace(_p(last), note="")], cell)
+        row += _opening([*_against(best, digits), _p(last)], cell)
     note = f"{cell.elsewhere} shortened" if cell.elsewhere else ""
     return [*row, Field(str(cell.tried or ""), cell.tried or None, note=note)]
 
@@ -144,7 +154,7 @@ def _ours(cell: Cell, column: Column, digits: int) -> list[Field]:
         return [absent(why_empty(cell)), *[absent("")] * 4]
     return [
         replace(_mean(cell, "best", digits), note=_mean_epoch(cell.chosen)),
-        Field(str(len(cell.chosen.counted)), len(cell.chosen.counted), note=_losses(cell.chosen)),
+        Field(str(len(cell.chosen.counted)), len(cell.chosen.counted), note=_beside_n(cell.chosen)),
         _mean(cell, "last", digits),
         _best_run(cell, column, digits),
         _seconds(cell),
@@ -169,6 +179,8 @@ def _overview_field(cell: Cell, column: Column) -> Field:
         return Field(why_empty(cell), note=paper, faint=True)
     text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
     text += f", {NOT_THE_PAPERS}" if cell.chosen.strays else ""
+    mixed = mixture(cell.chosen.counted)
+    text += f", {mixed}" if mixed else ""
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
 
 
@@ -222,7 +234,7 @@ def _against(found: Comparison | None, digits: int) -> list[Field]:
 def _p(found: Comparison | None) -> Field:
     if found is None or found.p is None:
         return absent(words.p_value(found))
-    return Field(words.p_value(found), found.p, note=found.test, bold=found.significant)
+    return Field(words.p_value(found), found.p, bold=found.significant)
 
 
 def why_empty(cell: Cell) -> str:
@@ -232,9 +244,11 @@ def why_empty(cell: Cell) -> str:
     return ", ".join(said) or NO_RUNS
 
 
-def _losses(chosen: Configuration) -> str:
+def _beside_n(chosen: Configuration) -> str:
+    """Runs that a mean leaves out, and whether those in it were made by different code."""
     said = [f"{chosen.diverged} diverged"] if chosen.diverged else []
     said += [f"{chosen.open} not finished"] if chosen.open else []
+    said += [mixed] if (mixed := mixture(chosen.counted)) else []
     return ", ".join(said)
 
 
@@ -244,23 +258,53 @@ def _remarks(column: Column) -> Sequence[str]:
     experiment = column.experiment
     if experiment and experiment.paper and not column.departures and column.protocol:
         variant = paper_variant(experiment)
-        if column.protocol.variant != variant:
+        if not experiment.figures(column.protocol.variant):
             said.append(f"The paper's figures compare with the variant {variant!r}, not with these.")
     reference = column.cell(column.reference)
     if reference is None or reference.chosen is None:
         said.append(
             f"No test: {title(column.reference)}, which the others are compared with, has no finished run here."
         )
+    said += _tests(column)
     for cell in column.cells:
         if cell.chosen is None:
             continue
         said += _passed_over(cell, column)
+    said.append(_origin(column))
     places = sorted({run.device for cell in column.cells if cell.chosen for run in cell.chosen.counted if run.device})
     if len(places) > 1:
-        said.append(f"Times are from different devices and compare little: {', '.join(places)}.")
+        said.append(f"Times come from different devices, so do not compare them: {', '.join(places)}.")
     if experiment is not None and experiment.notes:
         said.append(experiment.notes)
-    return said
+    said += [_BOLD_MEAN] if any(cell.leads for cell in column.cells) else []
+    significant = any(found.significant for cell in column.cells for found in cell.against_reference.values())
+    return [*said, *([_BOLD_P] if significant else [])]
+
+
+def _tests(column: Column) -> list[str]:
+    """Which test the p-values against the reference are of."""
+    tested = [found for cell in column.cells if (found := cell.against_reference.get("best")) and found.p is not None]
+    if not tested:
+        return []
+    return [
+        f"Tests against {title(column.reference)}: {tested[0].test}'s, unpaired, over the {len(tested) + 1} methods "
+        f"with at least two runs; the pooled variance has {tested[0].freedom:.0f} degrees of freedom."
+    ]
+
+
+def _origin(column: Column) -> str:
+    """The commits and torch versions behind the numbers, with their runs if there are several."""
+    commits = Counter(commit for run in column.counted for commit in run.commits)
+    versions = Counter(version for run in column.counted for version in run.torch)
+    shown = [
+        ", ".join(
+            f"{name} ({words.plural(count, 'run')})" if len(found) > 1 else name
+            for name, count in sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        )
+        for found in (Counter({words.commit(name): count for name, count in commits.items()}), versions)
+    ]
+    mixed = f"Mixes {column.mixed}. " if column.mixed else ""
+    return f"{mixed}Commit: {shown[0]}. torch: {shown[1]}."
 
 
 def _passed_over(cell: Cell, column: Column) -> list[str]:

@@ -67,5 +67,10 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def commit(name: str) -> str:
+    """A commit's first seven digits, and the + that marks changed files."""
+    return name[:7] + name[40:] if len(name) >= 40 else name
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -15,8 +15,8 @@ from aida.optimizer import Aida
 from aida.readings import Group, Reading
 
 
-def explain(optimizer: Optimizer, *, show: bool = True) -> str:
-    """Say, and print, for each group: the stepsize and its bound, where eps sits, which path runs, what decay means."""
+def explain(optimizer: Optimizer) -> str:
+    """For each group, in words: the stepsize and its bound, where eps sits, which path runs, what decay means."""
     reading = reading_for(optimizer)
     lines = []
     for index, group in enumerate(optimizer.param_groups):
@@ -30,10 +30,7 @@ def explain(optimizer: Optimizer, *, show: bool = True) -> str:
             f"  weight decay  {reading.weight_decay(group)}",
             f"  path          {_path(optimizer, group)}",
         ]
-    text = "\n".join(lines)
-    if show:
-        print(text)
-    return text
+    return "\n".join(lines)
 
 
 def method_of(optimizer: Optimizer) -> str:

@@ -14,7 +14,9 @@ The paper bounds the first line by its first summand. That needs
 
 and the proof gets it by putting v_{t+1} and eta_{t+1} in place of v_t and eta_t in the *subtracted*
 part. Under the theorem's own conditions (v grows, eta falls) that makes the subtracted part larger:
-the step goes the wrong way, and :func:`aida.theory.study.refute` has a run that breaks the result.
+the step goes the wrong way, and :func:`aida.theory.study.refute` has a run that breaks the result. (As
+printed, (3) asks for 0 < c <= v_0, and v_0 = 0: no run meets it, and the theorem says nothing. Here and
+there (3) is read from the first step on, c <= v_1.)
 
 The mended first line. Split 1/(1 - b_t) = 1 + b_t/(1 - b_t); the second part is at most
 b_t/(2 eta_t (1 - b_t)) |v_t^1/4 x_{t-1}|^2 and goes to the momentum line, which doubles. The first
@@ -55,11 +57,11 @@ class Terms:
 class Constants:
     """The constants of the assumptions, measured over the first T steps of a run."""
 
-    D: float  #: largest element of any iterate and of the minimiser (the proof's norm; the statement has the 2-norm)
-    X: float  #: largest element of any theta_t - theta*; at most 2 D
+    D: float  #: largest 2-norm of any iterate and of the minimiser: assumption (2)
+    X: float  #: largest element of any theta_t - theta*, at most 2 D
     G: float  #: twice the largest element of any gradient
     H: float  #: root of the largest variance; the paper puts G here and forgets the eps in v
-    c: float  #: smallest variance from the first step on (v_0 = 0, so (3) as printed holds for no run)
+    c: float  #: smallest variance from the first step on; (3) as printed has v_0 = 0 among them and no c
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _constants(run: Trajectory, T: int) -> Constants:
     # theta_T itself enters no term: the last subtracted distance is dropped
     iterates = run.thetas[:T]
     return Constants(
-        D=float(max(np.abs(iterates).max(), np.abs(best).max())),
+        D=float(max(np.linalg.norm(iterates, axis=1).max(), np.linalg.norm(best))),
         X=float(np.abs(iterates - best).max()),
         G=2 * float(np.abs(run.gradients[:T]).max()),
         H=float(np.sqrt(run.variances[:T].max())),

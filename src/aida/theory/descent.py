@@ -75,13 +75,15 @@ def descend(
     """Run the recursion for ``steps`` steps from the problem's start.
 
     ``monotone`` enforces assumption (3) by never letting a variance fall. ``batch`` draws that many
-    examples a step instead of all of them: then the gradient is noisy, as in training, and the
+    examples per step instead of all of them: then the gradient is noisy, as in training, and the
     theorem, which is about the full gradient, does not apply.
     """
     theta = problem.start
     m, v = np.zeros_like(theta), np.zeros_like(theta)
-    thetas, rows = [theta], np.random.default_rng(0)
-    gradients, momenta, variances = [], [], []
+    rows = np.random.default_rng(0)
+    thetas = np.empty((steps + 1, len(theta)))
+    thetas[0] = theta
+    gradients, momenta, variances = np.empty((3, steps, len(theta)))
     for t in range(1, steps + 1):
         picked = None if batch is None else rows.integers(0, len(problem.features), batch)  # type: ignore[attr-defined]
         g = problem.gradient(theta, picked)
@@ -96,13 +98,8 @@ def descend(
         if bias_corrected:
             eta *= np.sqrt(1 - schedule.beta2**t) / (1 - schedule.beta1**t)
         theta = theta - eta * m / np.sqrt(v)
-        thetas.append(theta)
-        gradients.append(g)
-        momenta.append(m)
-        variances.append(v)
-    return Trajectory(
-        problem, method, schedule, np.array(thetas), np.array(gradients), np.array(momenta), np.array(variances)
-    )
+        thetas[t], gradients[t - 1], momenta[t - 1], variances[t - 1] = theta, g, m, v
+    return Trajectory(problem, method, schedule, thetas, gradients, momenta, variances)
 
 
 def _residual(m: Array, g: Array, problem: Problem, method: Method, schedule: Schedule) -> Array:

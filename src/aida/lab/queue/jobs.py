@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,12 +20,15 @@ import torch
 
 from aida.lab.events import Event, Listener
 from aida.lab.options import Options
+from aida.lab.provenance import changed_since
 from aida.lab.queue.attempt import RUNNER, Outcome, attempt, gpu_is_usable, runner_named
 from aida.lab.queue.crew import Crew, Orders
 from aida.lab.queue.mps import Sharing, shared_gpu
 from aida.lab.queue.stopping import Stop
 from aida.lab.queue.worker import GRACE
-from aida.lab.runs.store import DONE, read_run
+from aida.lab.runs.lock import is_held
+from aida.lab.runs.records import CHECKPOINTS, LOCK
+from aida.lab.runs.store import DONE, StoreError, read_run, read_sessions
 from aida.lab.spec import RunSpec
 
 #: Seconds between two looks at processes that say nothing.
@@ -57,6 +61,25 @@ class Jobs:
             if stop.asked or gpu_is_usable():
                 return
         yield from self._side_by_side(waiting, listen, stop)
+
+    def work_all(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
+        """As :meth:`work`; a run that another process has is waited for, and gone on with where that one left it."""
+        left = list(specs)
+        while left:
+            busy: dict[str, Outcome] = {}
+            for outcome in self.work(left, listen, stop):
+                if outcome.state == "busy":
+                    busy[outcome.key] = outcome
+                else:
+                    yield outcome
+            left = [spec for spec in left if spec.key in busy]
+            if left and not stop.asked:
+                listen(Event("note", "", text=f"waiting for other processes to end with {len(left)} of the runs"))
+            while left and not stop.asked and all(is_held(self.out / spec.key / LOCK) for spec in left):
+                time.sleep(_LOOK)
+            if stop.asked:
+                yield from busy.values()
+                return
 
     def _here(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
         """In this process, as long as it can do it."""
@@ -93,7 +116,7 @@ class Jobs:
         if self.jobs > 1 and _is_on_gpu(self.options):
             sharing = machine.enter_context(shared_gpu())
             listen(Event("note", "", text=sharing.report))
-        environment = {**os.environ, **sharing.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, **sharing.environment, "PYTHONPATH": _module_path()}
         options = replace(self.options, at_once=self.jobs)
         if options.threads is None and _THREADS[0] not in os.environ:
             # by the number asked for, not by how many runs are left: another number of threads gives other bits
@@ -106,10 +129,25 @@ class Jobs:
         """The outcome of a run that needs no process to be done; None where it has work to do."""
         folder = self.out / spec.key
         record = read_run(folder) if folder.is_dir() else None
-        if record is None or record.state not in DONE:
+        if record is None or record.state not in DONE or self._has_work(folder, spec):
             return None
         listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=record.result or {}))
         return Outcome(spec.key, "skipped")
+
+    def _has_work(self, folder: Path, spec: RunSpec) -> bool:
+        """Whether a run that has its result is to be opened: for checkpoints left by a kill, or other code or data."""
+        if (folder / CHECKPOINTS).exists():
+            return True
+        with suppress(StoreError):
+            return bool(changed_since(spec, read_sessions(folder), self.options.data_root))
+        return False
+
+
+def _module_path() -> str:
+    """Where modules are found here; but the folder we work in comes last, so that a random.py there replaces none."""
+    here = os.getcwd()
+    others = [path for path in sys.path if path not in ("", here)]
+    return os.pathsep.join([*others, here] if len(others) < len(sys.path) else others)
 
 
 def _each_once(specs: Iterable[RunSpec]) -> Iterator[RunSpec]:

@@ -100,7 +100,9 @@ def _start(control: str, environment: Mapping[str, str], folder: Path) -> str:
 def _open_gpu(environment: Mapping[str, str]) -> str:
     """Open the GPU through the daemon, in a process; returns what went wrong, empty for nothing."""
     try:
-        done = subprocess.run([sys.executable, "-c", _CLIENT], env=environment, capture_output=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CLIENT], env=environment, capture_output=True, timeout=_PATIENCE
+        )
     except subprocess.TimeoutExpired:
         return f"its daemon started, but a process waited {_PATIENCE:g} s for the GPU in vain"
     return "its daemon started, but no process could open the GPU through it" if done.returncode else ""

@@ -8,6 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+#: Those that are entered, the innermost last.
+_entered: list[Stop] = []
+
+
+def asked() -> bool:
+    """Whether a stop that is entered in this process was asked."""
+    return any(stop.asked for stop in _entered)
+
 
 class Stop:
     """Takes SIGINT and SIGTERM while it is entered; only in the main thread, as Python wants it.
@@ -42,10 +50,12 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._take)
+        _entered.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)

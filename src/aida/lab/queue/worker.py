@@ -96,7 +96,7 @@ class Requests:
 
 def main() -> None:
     """Serve until the requests end."""
-    words = argparse.ArgumentParser(prog="python -m aida.lab.queue.worker", description=__doc__)
+    words = argparse.ArgumentParser(prog="aida.lab.queue.worker", description=__doc__)
     words.add_argument("--events", type=int, required=True, help="descriptor of the pipe that takes what happens")
     words.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
     given = words.parse_args()
@@ -120,7 +120,3 @@ def main() -> None:
             send({"outcome": asdict(outcome), "usable": usable})
             if not usable:
                 break
-
-
-if __name__ == "__main__":
-    main()

@@ -93,7 +93,7 @@ def load_checkpoint(folder: Path, objection: Callable[[Mapping[str, Any]], str])
     if refused:  # whole, and perhaps days of work: not for us to throw away
         file, reason = refused[0]
         raise StoreError(
-            f"checkpoint {file.path} cannot be used: {reason}. Put that file back as it was, or remove {folder} "
+            f"checkpoint {file.path} cannot be used: {reason}. Put back what was there, or remove {folder} "
             "to begin the run again"
         )
     return None

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,10 @@ class RunBusyError(Exception):
     """Another process works on the run."""
 
 
+class RunLostError(StoreError):
+    """The folder was removed, or another process took it, while this one worked on the run."""
+
+
 class Lock:
     """Held from its making to :meth:`release`, or to the death of the process. Its file stays, and names the holder."""
 
@@ -29,23 +34,40 @@ class Lock:
         end = time.monotonic() + _PATIENCE
         while (descriptor := _try(path)) is None:
             if time.monotonic() > end:
-                raise RunBusyError(
-                    f"{path.parent} is being worked on by {_holder(path)}; wait until it is done, or stop it"
-                )
+                raise RunBusyError(f"{path.parent} is being worked on by {_holder(path)}")
             time.sleep(0.01)
-        self._descriptor = descriptor
+        self._path, self._descriptor = path, descriptor
         _let_go_in_forks()
         _mine.add(descriptor)
-        with suppress(OSError):  # for people; the lock holds without it, on a full disk say
+        since = datetime.now(timezone.utc).isoformat()
+        self._text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode()
+        try:
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.write(descriptor, self._text)
+        except OSError:  # the lock holds without it, on a full disk say
+            self._text = b""
+
+    def check(self) -> None:
+        """RunLostError if it is not ours any more: its folder was removed, or the file system's locks hold nobody."""
+        if not self._is_ours():
+            raise RunLostError(
+                f"{self._path.parent} was removed, or taken by another process, while this one worked on it; "
+                "nothing more is written there. The same command goes on from what is there"
+            )
+
+    def _is_ours(self) -> bool:
+        with suppress(OSError):
+            same = os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+            return same and os.pread(self._descriptor, len(self._text), 0) == self._text
+        return False
 
     def release(self) -> None:
         """Let it go; a second time, or in a fork of the holder, does nothing."""
         if self._descriptor in _mine:
             _mine.discard(self._descriptor)
             with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
+                if self._is_ours():
+                    os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
 
 

@@ -7,6 +7,7 @@ when it goes on, so that its files end as those of a run that was never killed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -31,7 +32,7 @@ from aida.lab.runs.files import (
     write_whole,
     writing,
 )
-from aida.lab.runs.lock import Lock, RunBusyError
+from aida.lab.runs.lock import Lock, RunBusyError, RunLostError
 from aida.lab.runs.records import (
     CHECKPOINTS,
     CURVE,
@@ -58,6 +59,7 @@ __all__ = [
     "DONE",
     "RunBusyError",
     "RunFolder",
+    "RunLostError",
     "RunRecord",
     "State",
     "StoreError",
@@ -78,6 +80,8 @@ class RunFolder:
         self.spec = spec
         self._lock: Lock | None = lock
         self._result = result
+        #: Over the curve as this process knows it: what was there when it began, and every row it added.
+        self._curve = hashlib.sha256()
 
     @classmethod
     def open(cls, out: str | os.PathLike[str], spec: RunSpec) -> RunFolder:
@@ -107,7 +111,7 @@ class RunFolder:
             raise
         folder = cls(path, spec, lock, result)
         if result is not None:
-            folder._drop_checkpoints()  # of a process killed between writing the result and doing this
+            folder.drop_checkpoints()  # of a process killed between writing the result and doing this
         return folder
 
     @property
@@ -120,37 +124,51 @@ class RunFolder:
         """For the probe's sink, opened after :meth:`load`, which may shorten the file."""
         return self.path / STEPSIZES
 
-    def begin_session(self, env: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Note that this process works on the run, and in which environment; an earlier failure is history.
-
-        Returns the environment of the process before it; empty for the first.
-        """
-        self._check_unfinished()
+    def sessions(self) -> list[dict[str, Any]]:
+        """The environments of the processes that worked on the run before, in their order."""
         try:
-            sessions = read_sessions(self.path)
+            return read_sessions(self.path)
         except StoreError as error:
             warnings.warn(f"{self.path}: {error}; what it said of earlier sessions is lost", stacklevel=2)
-            sessions = []
+            return []
+
+    def begin_session(self, env: Mapping[str, Any]) -> None:
+        """Note that this process works on the run, and in which environment; an earlier failure is history."""
+        self._check_unfinished()
         started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        write_object(self.path / ENV, {"sessions": [*sessions, {"started": started, **env}]})
+        write_object(self.path / ENV, {"sessions": [*self.sessions(), {"started": started, **env}]})
         with writing(self.path / FAILED):
             (self.path / FAILED).unlink(missing_ok=True)
-        return sessions[-1] if sessions else {}
+
+    def begin_again(self) -> None:
+        """Put aside what the run came to, in a folder ``before`` of its own, so that it is trained from its start."""
+        aside = self.path / "before"
+        with writing(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for name in (RESULT, CURVE, STEPSIZES):  # the result first: without it the run is not complete
+                if (self.path / name).exists():
+                    os.replace(self.path / name, aside / name)
+        self.drop_checkpoints()
+        self._result = None
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add an epoch to the curve; it is in the file when this returns, and on the disk after :meth:`save`."""
         self._check_unfinished()
-        append_line(self.path / CURVE, json_text(row))
+        line = json_text(row)
+        append_line(self.path / CURVE, line)
+        self._curve.update(f"{line}\n".encode())
 
     def rows(self) -> list[dict[str, Any]]:
         """The curve so far; a number that was not finite is None."""
         return read_curve(self.path)
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
-        """Write a checkpoint: ``state`` and how far the logs reach. The last two are kept."""
+        """Write a checkpoint: ``state``, whose it is, how far the logs reach, the curve's sum. Two are kept."""
         self._check_unfinished()
         logs = self._sync_logs()
-        save_checkpoint(self.path / CHECKPOINTS, {"step": step, "logs": logs, "state": dict(state)}, step)
+        bound = {"run": self.spec.key, "curve": self._curve.hexdigest()}
+        save_checkpoint(self.path / CHECKPOINTS, {"step": step, "logs": logs, **bound, "state": dict(state)}, step)
 
     def load(self) -> dict[str, Any] | None:
         """The state of the newest whole checkpoint, on the CPU; None where the run begins.
@@ -165,17 +183,26 @@ class RunFolder:
             if log.exists():
                 with writing(log):
                     os.truncate(log, lengths.get(name, 0))
+        self._curve = hashlib.sha256(self._curve_bytes())
         return None if content is None else content["state"]
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result, after which the run is complete and its checkpoints go."""
+        """Write the result, after which the run is complete and its checkpoints go.
+
+        StoreError if the curve does not hold what this process knows of it, row by row.
+        """
         self._check_unfinished()
         if result.get("state") not in DONE:
             raise ValueError(f"a result's state is {' or '.join(DONE)}, not {result.get('state')!r}")
         self._sync_logs()
         write_object(self.path / RESULT, result)
         self._result = read_result(self.path)
-        self._drop_checkpoints()
+        self.drop_checkpoints()
+
+    def drop_checkpoints(self) -> None:
+        """Remove them: the run has ended, or is not wanted any more."""
+        # what cannot be removed now is removed when the finished run is opened again
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def fail(self, error: str, trace: str = "") -> None:
         """Note why this attempt broke. Never raises: it is called while another error is on its way."""
@@ -202,29 +229,46 @@ class RunFolder:
     def _check_unfinished(self) -> None:
         if self._lock is None:
             raise ValueError(f"{self.path} was closed; another process may be working on it")
+        self._lock.check()
         if self._result is not None:
             raise ValueError(
                 f"{self.path} has its result and is not written again; remove the folder to repeat the run"
             )
 
     def _sync_logs(self) -> dict[str, int]:
-        """Have the disk keep the logs; returns their lengths."""
+        """Have the disk keep the logs; returns their lengths. StoreError if the curve is not what was written."""
+        if hashlib.sha256(self._curve_bytes()).digest() != self._curve.digest():
+            raise StoreError(
+                f"{self.path / CURVE} does not hold what this process measured: another one wrote to it, or it was "
+                "edited. The same command goes on from the last checkpoint"
+            )
         lengths = {name: sync(self.path / name) for name in (CURVE, STEPSIZES)}
         with writing(self.path):
             sync_folder(self.path)
         return lengths
 
+    def _curve_bytes(self, length: int = -1) -> bytes:
+        try:
+            with (self.path / CURVE).open("rb") as file:
+                return file.read(length)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"{self.path / CURVE} cannot be read: {error.strerror or error}") from error
+
     def _objection(self, content: Mapping[str, Any]) -> str:
+        # a checkpoint made before it was kept does not say whose it is
+        if (run := content.get("run", self.spec.key)) != self.spec.key:
+            return f"it is of run {run}, and this is {self.spec.key}"
         for name, length in content["logs"].items():
             log = self.path / name
             found = log.stat().st_size if log.exists() else 0
             if found < length:
                 return f"{log} has {found:,} bytes, and had {length:,} when it was saved"
+        curve = hashlib.sha256(self._curve_bytes(content["logs"].get(CURVE, 0))).hexdigest()
+        if content.get("curve", curve) != curve:
+            return f"{self.path / CURVE} is not what it was when it was saved: a row was changed"
         return ""
-
-    def _drop_checkpoints(self) -> None:
-        # what cannot be removed now is removed when the finished run is opened again
-        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
 
 def _keep_spec(path: Path, spec: RunSpec, written: Mapping[str, Any] | None) -> None:

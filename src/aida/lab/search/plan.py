@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aida.lab.order import Order
+from aida.lab.outside import source_of
 from aida.lab.search.space import Configuration, Space, as_text, space_of
 from aida.lab.settings_text import SettingError
 from aida.lab.spec import Metric, RunSpec
@@ -77,6 +78,7 @@ class Plan:
         fixed = {name: value for name, value in spec["hyper"].items() if name not in self.space.sets}
         return {
             "format": FORMAT,
+            **self._source(),
             "spec": {**spec, "hyper": fixed},
             "space": {name: list(values) for name, values in self.space.sets.items()},
             "by": self.by,
@@ -92,7 +94,12 @@ class Plan:
 
     def repetitions_name(self, spec: RunSpec) -> str:
         """Of the study of the repetitions at a configuration, whichever search found it."""
-        return self._named(f"repeated-{self.repetition(spec, 0).key[:12]}")
+        source = "".join(f"-{each}" for each in self._source().values())
+        return self._named(f"repeated-{self.repetition(spec, 0).key[:12]}{source}")
+
+    def _source(self) -> dict[str, str]:
+        """Of an optimizer that is not of the catalog, the code: what an edited one gives is another search."""
+        return {"source": str(source_of(self.base.optimizer))} if ":" in self.base.optimizer else {}
 
     def _named(self, end: str) -> str:
         return re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.base.experiment}-{self.method}-{end}")

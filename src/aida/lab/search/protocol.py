@@ -206,6 +206,7 @@ class Protocol:
         elif outcome.state == "failed":
             stage.fail(outcome.key, outcome.error)
         else:  # interrupted, or another process has its folder
+            self._told.discard(outcome.key)
             stage.give_back(outcome.key, outcome.error or outcome.state)
 
     def _hear(self, event: Event) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aida.lab import train
 from aida.lab.events import Event, Listener
 from aida.lab.options import Options
+from aida.lab.runs.store import RunBusyError, RunFolder
 from aida.lab.spec import RunSpec
 
 #: For :class:`aida.lab.queue.jobs.Jobs`: trains as ever, and leaves a run that was given up.
@@ -23,7 +25,7 @@ class _GivenUp(Exception):  # noqa: N818 - nothing went wrong
 
 
 def give_up(out: Path, run: str) -> None:
-    """Have whoever trains the run leave it after the epoch at hand; it can be gone on with from its last checkpoint."""
+    """Have whoever trains the run leave it after the epoch at hand; its curve stays, its checkpoints go."""
     word = _word(out, run)
     word.parent.mkdir(parents=True, exist_ok=True)
     word.touch()
@@ -42,6 +44,8 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener) -> Mapping
     try:
         return train.run(spec, out, options, hear)
     except _GivenUp:
+        with suppress(RunBusyError), RunFolder.open(out, spec) as folder:
+            folder.drop_checkpoints()
         return {"state": PRUNED}
     finally:
         word.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus, unquote
 
 Result = TypeVar("Result")
 
@@ -54,8 +55,10 @@ class Storage:
         import sqlalchemy
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        #: For people: without its password.
-        self.title = _url(address).render_as_string(hide_password=True)
+        url = _url(address)
+        #: For people: without its password, and without a query, which may hold one.
+        self.title = url.set(query={}).render_as_string(hide_password=True)
+        self._secrets = _secrets(url)
         self._trouble = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError)
         self._patience, self._note, self._hurried = patience, note, hurried
         try:
@@ -68,7 +71,7 @@ class Storage:
             ValueError,
             RuntimeError,
         ) as error:
-            raise StorageError(f"{self.title} cannot be used: {_in_one_line(error)}") from error
+            raise StorageError(f"{self.title} cannot be used: {self._said(error)}") from error
 
     def ask(self, operation: Callable[[], Result]) -> Result:
         """What ``operation`` returns, as soon as the storage answers; StorageError when it stays away too long."""
@@ -76,7 +79,7 @@ class Storage:
             return self._persist(operation, self._patience)
         except self._trouble as error:
             raise StorageError(
-                f"{self.title} does not answer any more: {_in_one_line(error)}. Nothing is lost: what was trained is "
+                f"{self.title} does not answer any more: {self._said(error)}. Nothing is lost: what was trained is "
                 "saved, and the same command goes on when the storage is back"
             ) from error
 
@@ -95,7 +98,7 @@ class Storage:
                 if time.monotonic() > end or self._hurried():
                     raise
                 if pause == _PAUSE:
-                    self._note(f"{self.title}: {_in_one_line(error)}; trying again for {patience:g} s")
+                    self._note(f"{self.title}: {self._said(error)}; trying again for {patience:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -103,10 +106,24 @@ class Storage:
         self.rdb.remove_session()
         self.rdb.engine.dispose()
 
+    def _said(self, error: BaseException) -> str:
+        """What the database said, not what Optuna and SQLAlchemy say around it, in one line without a password."""
+        cause = error.__cause__ or error
+        said = str(getattr(cause, "orig", None) or cause).strip().splitlines()
+        line = said[0].rstrip(".") if said else type(cause).__name__
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return line
+
 
 def sqlite_in(out: Path) -> str:
-    """The address of the storage that lies with the runs."""
-    return f"sqlite:///{out / 'search.db'}"
+    """The address of the storage that lies with the runs, whatever characters the folder's name has."""
+    import sqlalchemy
+
+    path, query = str(out / "search.db"), {}
+    if "?" in path:  # where an address has its query; SQLite's own form of an address knows a way
+        path, query = f"file:{quote(path)}", {"uri": "true"}
+    return sqlalchemy.URL.create("sqlite", database=path, query=query).render_as_string()
 
 
 def _url(address: str) -> Any:
@@ -115,13 +132,27 @@ def _url(address: str) -> Any:
 
     try:
         url = sqlalchemy.make_url(address)
-    except sqlalchemy.exc.ArgumentError:
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        url = None
+    if url is None or (url.get_backend_name() != "sqlite" and _is_torn(address, url)):
         raise StorageError(
-            f"--storage {address!r} is no address; write it as postgresql://USER@HOST/DATABASE or sqlite:///FILE"
-        ) from None
+            "--storage is no address (it is not shown, for it may hold a password); write it as "
+            "postgresql://USER@HOST/DATABASE or sqlite:///FILE, and an @, / or ? of a password as %40, %2F or %3F"
+        )
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     return url
+
+
+def _is_torn(address: str, url: Any) -> bool:
+    """Whether a part of the password may have become the host's or the database's name."""
+    return "@" in f"{url.host}{url.database}" or "?" in address.rpartition("@")[0]
+
+
+def _secrets(url: Any) -> set[str]:
+    """What must not be printed, as it is and as an address has it."""
+    hidden = {url.password or "", *(str(value) for name, value in url.query.items() if "pass" in name.lower())}
+    return {form for each in hidden - {""} for form in (each, quote(each, safe=""), quote_plus(each))}
 
 
 def _connected(address: str) -> Any:
@@ -131,7 +162,8 @@ def _connected(address: str) -> Any:
     settings: dict[str, Any] = {"pool_pre_ping": True}  # a pooled connection may be older than the server
     if url.get_backend_name() == "sqlite":
         if url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            file = unquote(url.database.removeprefix("file:")) if "uri" in url.query else url.database
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
         settings["connect_args"] = {"timeout": _SQLITE_TIMEOUT}
     elif url.get_driver_name() == "psycopg":
         # keep-alives: a machine that vanished must not be waited for until TCP gives up, hours later
@@ -164,10 +196,3 @@ def _write_locked(engine: Any) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _in_one_line(error: BaseException) -> str:
-    """What the database said, not what Optuna and SQLAlchemy say around it."""
-    cause = error.__cause__ or error
-    said = str(getattr(cause, "orig", None) or cause).strip().splitlines()
-    return said[0].rstrip(".") if said else type(cause).__name__

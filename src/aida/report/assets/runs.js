@@ -62,7 +62,7 @@ function facts(configuration, column) {
 function runTable(runs, column) {
   const table = make("table", { className: "sortable" });
   const row = table.createTHead().insertRow();
-  for (const [text, numeric] of [["seed", 1], ["best", 1], ["at epoch", 1], ["last", 1], ["s / epoch", 1], ["state", 0], ["device", 0], ["folder", 0]]) {
+  for (const [text, numeric] of [["seed", 1], ["best", 1], ["at epoch", 1], ["last", 1], ["s / epoch", 1], ["state", 0], ["device", 0], ["commit", 0], ["torch", 0], ["folder", 0]]) {
     row.append(make("th", { scope: "col", className: numeric ? "num" : "" }, make("span", { textContent: text })));
   }
   const rows = table.createTBody();
@@ -80,7 +80,7 @@ function runTable(runs, column) {
     number(run.seconds, 2);
     line.append(
       make("td", {}, run.state, ...(run.remark ? [make("small", { textContent: run.remark })] : [])),
-      make("td", { textContent: run.device }),
+      ...[run.device, run.commit, run.torch].map((text) => make("td", { textContent: text })),
       make("td", {}, make("a", { href: `${run.folder}/spec.json`, textContent: run.key })));
   }
   const frame = make("div", { className: "scroll", tabIndex: 0 }, table);
@@ -97,7 +97,7 @@ function listRuns(host) {
   const count = make("span", { className: "soft", role: "status" });
   const table = make("table", { className: "sortable", id: "all-runs" });
   const head = table.createTHead().insertRow();
-  for (const [text, numeric] of [["run", 0], ["experiment", 0], ["method", 0], ["seed", 1], ["state", 0], ["best", 1], ["last", 1], ["epochs", 1], ["s / epoch", 1]]) {
+  for (const [text, numeric] of [["run", 0], ["experiment", 0], ["method", 0], ["seed", 1], ["state", 0], ["best", 1], ["last", 1], ["epochs", 1], ["s / epoch", 1], ["commit", 0], ["torch", 0]]) {
     head.append(make("th", { scope: "col", className: numeric ? "num" : "" }, make("span", { textContent: text })));
   }
   const body = table.createTBody(), lines = [];
@@ -120,7 +120,8 @@ function listRuns(host) {
       number(run.last, column.digits);
       number(run.done, 0);
       number(run.seconds, 2);
-      lines.push({ line, words: [run.key, column.title, column.id, method, configuration.method, configuration.hyper, run.state].join(" ").toLowerCase() });
+      for (const text of [run.commit, run.torch]) line.append(make("td", { textContent: text }));
+      lines.push({ line, words: [run.key, column.title, column.id, method, configuration.method, configuration.hyper, run.state, run.commit, run.torch].join(" ").toLowerCase() });
       body.append(line);
     }
   }
