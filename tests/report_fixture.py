@@ -86,10 +86,12 @@ def write_run(
 
 def write_diverged_run(root: Path, wanted: RunSpec, metric: Metric = ACCURACY) -> None:
     """A run that ended without a loss, after a good start."""
-    folder = begin_run(root, wanted, [10.0, 11.0], metric=metric)
+    values = [99.9, 11.0]
+    folder = begin_run(root, wanted, values, metric=metric)
+    best = (max if metric.better == "higher" else min)(values)
     write_result(
-        folder, state="diverged", reason="loss is NaN", metric=metric.key, better=metric.better, best=99.9,
-        best_epoch=1, last=None, epochs=2, steps=20, values={},
+        folder, state="diverged", reason="loss is NaN", metric=metric.key, better=metric.better, best=best,
+        best_epoch=values.index(best) + 1, last=values[-1], epochs=2, steps=20, values={},
     )  # fmt: skip
 
 

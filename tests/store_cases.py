@@ -22,7 +22,9 @@ from aida.lab.runs.store import RunFolder
 from aida.lab.spec import RunSpec
 
 SPEC = RunSpec("digits", "adam", {"lr": 1e-3, "betas": [0.9, 0.999]}, seed=0, epochs=2, batch=64, precision="fp32")
-RESULT = {"state": "finished", "metric": "accuracy", "better": "higher", "best": 98.0, "best_epoch": 2, "epochs": 2}
+RESULT = {
+    "state": "finished", "metric": "loss", "better": "lower", "best": 0.5, "best_epoch": 2, "last": 0.5, "epochs": 2,
+}  # fmt: skip
 
 #: Processes that begin as forks of a clean one with torch loaded: twenty of them start in the time of one.
 PROCESSES = multiprocessing.get_context("forkserver")

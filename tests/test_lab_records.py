@@ -120,7 +120,38 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "two rows in a line": (overwrite("curve.jsonl", '{"epoch": 1},{"epoch": 2}\n'), "curve.jsonl is damaged: line 1"),
     "a lost row": (overwrite("curve.jsonl", '{"epoch": 1}\n'), "epoch 1, and result.json counts 2"),
     "a torn row": (overwrite("curve.jsonl", '{"epoch": 1}\n{"epoch": 2}'), "curve.jsonl ends with epoch 1, and"),
-    "more than its rows": (overwrite("curve.jsonl", '{"epoch": 2}\n{"ep'), "curve.jsonl is cut off after epoch 2"),
+    "more than its rows": (
+        overwrite("curve.jsonl", '{"epoch": 1}\n{"epoch": 2}\n{"ep'),
+        "curve.jsonl is cut off after epoch 2",
+    ),
+    "an epoch missing": (
+        overwrite("curve.jsonl", '{"epoch": 2}\n'),
+        "curve.jsonl is damaged: line 1 has epoch 2, not 1",
+    ),
+    "an epoch twice": (
+        overwrite("curve.jsonl", '{"epoch": 1}\n{"epoch": 1}\n{"epoch": 2}\n'),
+        "curve.jsonl is damaged: line 2 has epoch 1, not 2",
+    ),
+    "fewer epochs than asked for": (
+        lambda run: (
+            (run / "curve.jsonl").write_text('{"epoch": 1, "loss": 0.5}\n'),
+            (run / "result.json").write_text(json.dumps({**RESULT, "epochs": 1, "best_epoch": 1})),
+        ),
+        "curve.jsonl ends with epoch 1, and spec.json asks for 2",
+    ),
+    "a better best than its curve's": (
+        overwrite("result.json", json.dumps({**RESULT, "best": 0.01})),
+        "result.json does not fit curve.jsonl: it says best 0.01 in epoch 2, last 0.5, and the curve best 0.5 in",
+    ),
+    "another last": (overwrite("result.json", json.dumps({**RESULT, "last": 0.4})), "last 0.4, and the curve best 0.5"),
+    "another best epoch": (
+        overwrite("result.json", json.dumps({**RESULT, "best_epoch": 1})),
+        "it says best 0.5 in epoch 1",
+    ),
+    "no number at all": (
+        overwrite("result.json", json.dumps({**RESULT, "best": "0.5"})),
+        "result.json does not fit curve.jsonl: it says best '0.5'",
+    ),
     "no curve": (lambda run: (run / "curve.jsonl").unlink(), "curve.jsonl ends with epoch 0"),
 }
 
@@ -192,15 +223,15 @@ def test_opening_a_finished_run_does_not_make_it_younger(tmp_path):
 
 
 def test_thousands_of_runs_are_listed_in_seconds(tmp_path):
-    row = {"step": 391, "lr": 1e-3, "loss": 1.2345678901234567, "accuracy": 93.12345678, "seconds": 0.43210987654}
+    row = {"step": 391, "lr": 1e-3, "loss": 0.5, "accuracy": 93.12345678, "seconds": 0.43210987654}
     curve = "".join(json.dumps({"epoch": epoch, **row}) + "\n" for epoch in range(1, 201))
     for seed in range(200):
-        spec = replace(SPEC, seed=seed)
+        spec = replace(SPEC, seed=seed, epochs=200)
         run = tmp_path / spec.key
         run.mkdir()
         (run / "spec.json").write_text(json.dumps(spec.to_json()))
         (run / "curve.jsonl").write_text(curve)
-        (run / "result.json").write_text(json.dumps({**RESULT, "epochs": 200}))
+        (run / "result.json").write_text(json.dumps({**RESULT, "epochs": 200, "best_epoch": 1}))
     start = time.process_time()
     records = scan(tmp_path)
     assert {record.state for record in records} == {"finished"}

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import aida.report.build as build
 from aida.report.build import read, write
 from browser import ADVICE, Browser, find_chromium
+from odd_folders import CASES, make
 from report_fixture import SHOWN, spec, write_showcase, write_stepsizes
 
 CHROMIUM = find_chromium()
@@ -148,6 +150,31 @@ def test_a_chart_is_zoomed_by_the_pointer_and_the_keys(browser):
     assert ticks(browser).split()[0] in ("30", "31", "32")
 
 
+@pytest.mark.parametrize("view", ["metric", "loss", "time", "search-0"])
+@pytest.mark.parametrize(("key", "back"), [("+", "-"), ("-", "+")])
+def test_zoom_stops_before_ticks_lose_their_meaning(browser, view, key, back):
+    with_chart(browser)
+    browser.run(f"document.querySelector('{PANEL} [data-view={view}]').click()")
+    about = "Zoom in" if key == "+" else "Zoom out"
+    browser.run(f"document.querySelector('{CHART}').focus()")
+    seen = []
+    for _ in range(150):
+        browser.run(f"document.querySelector('{PANEL} [aria-label=\"{about}\"]').click()")
+        seen.append(ticks(browser))
+        axis = browser.run(
+            f"[...document.querySelectorAll('{CHART} text')].map(t => [t.textContent, t.getAttribute('text-anchor')])"
+        )
+        for side in ("middle", "end"):
+            labels = [text for text, anchor in axis if anchor == side]
+            assert len(labels) == len(set(labels)) < 60, "no two ticks look alike, and they are few"
+        assert "NaN" not in seen[-1]
+        assert "Infinity" not in seen[-1]
+    assert seen[-1] == seen[-10], "and at some time nothing more happens"
+    browser.run(f"document.querySelector('{CHART}').focus()")
+    browser.press(back)
+    assert ticks(browser) != seen[-1], "from where there is a way back"
+
+
 def test_the_pointer_reads_values_off_and_opens_the_runs(browser):
     with_chart(browser)
     tip = f"document.querySelector('{PANEL} .tip')"
@@ -220,6 +247,37 @@ def test_the_list_of_runs_is_filtered(browser):
     shown = "[...document.querySelectorAll('#all-runs tbody tr')].filter(row => !row.hidden).length"
     assert browser.run(shown) == 1
     assert "1 of 53 runs" in browser.run("document.querySelector('#runs [role=status]').textContent")
+
+
+def test_odd_runs_break_nothing_on_the_page(window, tmp_path, monkeypatch):
+    """Hostile names, values at the ends of what a number can be: every view of every panel is drawn."""
+    monkeypatch.setattr(build, "draw_all", lambda study, folder: [])
+    for seed, case in enumerate(CASES):
+        make(case, tmp_path / "runs", seed)
+    page = write(read([tmp_path / "runs"]), tmp_path / "report").page
+    window.complaints.clear()
+    window.requests.clear()
+    window.open(page)
+    panels = window.run("document.querySelectorAll('.panel').length")
+    drawn = 0
+    for panel in range(panels):
+        host = f"document.querySelectorAll('.panel')[{panel}]"
+        window.run(f"{host}.scrollIntoView({{block: 'center'}})")
+        window.until(f"{host}.querySelector('svg[role=img]') !== null")
+        for column in range(window.run(f"{host}.querySelectorAll('select option').length") or 1):
+            window.run(
+                f"(() => {{ const pick = {host}.querySelector('select'); if (!pick) return; pick.value = {column};"
+                " pick.dispatchEvent(new Event('change')); })()"
+            )
+            for view in window.run(f"[...{host}.querySelectorAll('[data-view]')].map(each => each.dataset.view)"):
+                window.run(f"{host}.querySelector('[data-view=\"{view}\"]').click()")
+                text = window.run(f"{host}.querySelector('svg[role=img]').innerHTML")
+                assert "NaN" not in text
+                assert "Infinity" not in text
+                drawn += 1
+    assert drawn > 50
+    assert window.complaints == []
+    assert [each for each in window.requests if not each.startswith("data:")] == [page.resolve().as_uri()]
 
 
 @pytest.mark.parametrize(

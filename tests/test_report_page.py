@@ -250,7 +250,9 @@ def test_an_unfinished_run_is_thinned_as_its_finished_brothers(tmp_path):
 
 def test_what_is_measured_at_its_end_alone_is_shown_by_its_loss(tmp_path):
     for seed in range(2):
-        folder = write_run(tmp_path, spec("adam", seed), [90.0] * 4, losses=[-1.0, -2.0, -3.0, -4.0 + seed])
+        folder = write_run(
+            tmp_path, spec("adam", seed), [80.0, 80.0, 80.0, 90.0], losses=[-1.0, -2.0, -3.0, -4.0 + seed]
+        )
         rows = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
         for row in rows[:-1]:
             del row["accuracy"]
@@ -318,11 +320,12 @@ def test_methods_are_told_apart_by_more_than_colour():
 
 
 def test_the_report_knows_of_the_lab_only_what_runs_and_experiments_are():
-    allowed = {"aida.lab.spec", "aida.lab.runs.store", "aida.lab.experiments"}
+    allowed = {"aida.lab.spec", "aida.lab.experiments"}
     for path in (Path(aida.__file__).parent / "report").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aida.lab"):
-                assert node.module in allowed, f"{path.name} imports {node.module}"
+                known = node.module in allowed or node.module.startswith("aida.lab.runs.")
+                assert known, f"{path.name} imports {node.module}"
 
 
 # --- the command ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,28 @@ def styled() -> Any:
     return rc_context(_STYLE)
 
 
+def literal(text: str) -> str:
+    """``text`` for a figure, letter by letter: a pair of dollar signs would make a formula of what is between them."""
+    return text.replace("$", r"\$")
+
+
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write ``stem.png`` and ``stem.svg``, making the folder where there is none."""
+    """Write ``stem.png`` and ``stem.svg``, each at once, making the folder where there is none."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    with styled():
-        figure.savefig(png, dpi=160, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None})
+    with styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a font without a glyph, a name without room
+        _write(figure, png, dpi=160, metadata={"Software": None})
+        _write(figure, svg, metadata={"Date": None})
     return png, svg
+
+
+def _write(figure: Figure, path: Path, **options: Any) -> None:
+    side = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    side.unlink(missing_ok=True)
+    try:
+        figure.savefig(side, format=path.suffix[1:], **options)
+        os.replace(side, path)
+    finally:
+        side.unlink(missing_ok=True)

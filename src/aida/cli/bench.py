@@ -39,6 +39,8 @@ def bench_train(
     """
     import json
 
+    from rich.text import Text
+
     from aida.lab import bench
     from aida.lab.data import DataError
     from aida.lab.environment import choose_device, describe
@@ -55,6 +57,10 @@ def bench_train(
         options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)
         machine = describe(where, "")
         with console().status("building") as status:
+
+            def show(text: str) -> None:
+                status.update(Text(text))  # as text: the name of a class is no markup
+
             for name in experiments or ["vgg11-cifar10"]:
                 specs = Order(
                     find_experiment(name),
@@ -66,10 +72,10 @@ def bench_train(
                     limit=limit,
                 ).specs()
                 if jobs == 1:
-                    found, machine = bench.side_by_side(specs, epochs, options, status.update)
+                    found, machine = bench.side_by_side(specs, epochs, options, show)
                     timings += found
                 else:
-                    timings += [bench.at_once(spec, jobs, epochs, options, status.update) for spec in specs]
+                    timings += [bench.at_once(spec, jobs, epochs, options, show) for spec in specs]
     except (LookupError, SettingError, DataError, ValueError, bench.NotTimed) as error:
         fail(str(error.args[0]) if error.args else str(error))
     text = bench.as_markdown(timings)

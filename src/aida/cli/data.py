@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aida.cli.options import DataRoot
-from aida.cli.printing import console, fail, table
+from aida.cli.printing import console, fail, say, table
 
 _SetName = Annotated[str, typer.Argument(metavar="NAME", help="A data set; aida data list shows them.")]
 
@@ -74,8 +74,8 @@ def _say_standing(found: Any, root: Path | None) -> None:
     """Where a set is now; the sentences of Multi30k are cut into words at once where spaCy is there."""
     from importlib.util import find_spec
 
-    typer.echo(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")
+    say(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")
     if found.data.name == "multi30k" and find_spec("spacy"):
         from aida.lab.data.translation import multi30k
 
-        typer.echo(f"multi30k: tokenised, {len(multi30k(root).words):,} words")
+        say(f"multi30k: tokenised, {len(multi30k(root).words):,} words")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.printing import console, fail, say_written, table, values_in_words
+from aida.cli.printing import console, fail, say, say_written, table, values_in_words
 
 if TYPE_CHECKING:
     from aida.stepsizes.sinks import StepsizeLog
@@ -82,30 +84,47 @@ def stepsizes(
     from aida.drawing import save
     from aida.stepsizes.plots import draw, draw_paper_figures
 
-    logs = [_read(run) for run in runs]
+    read = {run: _read(run) for run in runs}
+    logs = {run: found for run, found in read.items() if not isinstance(found, str)}
+    skipped = [found for found in read.values() if isinstance(found, str)]
+    if not logs and all(map(os.path.isfile, runs)):
+        fail("\n".join(skipped))
+    if logs:
+        _draw_table(logs)
+        found = list(logs.values())
+        try:
+            say_written([*save(draw(found, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(found, out)])
+        except OSError as error:
+            fail(f"the figures cannot be written to {out}: {error}")
+    for reason in skipped:
+        say(f"left out: {reason}", err=True)
+
+
+def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
     drawn = table("stepsizes at the last measurement", "run", "method", "step", "layers", "spread", "at the bound")
-    for run, log in zip(runs, logs, strict=True):
+    for run, log in logs.items():
         if log.across:
             last = log.across[-1]
             share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
             drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
     console().print(drawn)
-    say_written([*save(draw(logs, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(logs, out)])
 
 
-def _read(run: Path) -> StepsizeLog:
-    from aida.stepsizes.sinks import read_jsonl
+def _read(run: Path) -> StepsizeLog | str:
+    """The records of a run, or why there are none."""
+    from aida.lab.runs.files import StoreError, one_line
+    from aida.report.stepsize_figures import read_stepsizes
 
-    path = run / "stepsizes.jsonl" if run.is_dir() else run
-    if not path.exists():
+    if not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/stepsizes.jsonl"))
         here = sorted({found.parent for found in below})[:20]
         known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
-        fail(f"no stepsizes at {path}: a run is a folder with stepsizes.jsonl, or such a file{known}")
+        fail(f"no stepsizes at {run}: a run is a folder with stepsizes.jsonl, or such a file{known}")
     try:
-        return read_jsonl(path)
-    except ValueError as error:
-        fail(str(error))
+        # a link that the user names is followed, a link in a run's folder is not
+        return read_stepsizes(run / "stepsizes.jsonl" if os.path.isdir(run) else Path(os.path.realpath(run)))
+    except (StoreError, ValueError) as error:
+        return one_line(error)
 
 
 def _found(name: str) -> Any:

@@ -14,11 +14,21 @@ _WIDE = 200
 
 
 def console() -> Any:
+    """A console that prints text as it is: no markup, no emoji, and nothing that a terminal would obey."""
     from rich.console import Console
+    from rich.text import Text
 
-    found = Console(highlight=False)
+    from aida.lab.runs.files import printable
+
+    class Plain(Console):
+        # every string passes here on its way to the screen: printed, of a table, or its title
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    settings: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    found = Plain(**settings)
     if not found.is_terminal and "COLUMNS" not in os.environ:
-        found = Console(highlight=False, width=_WIDE)
+        found = Plain(**settings, width=_WIDE)
     return found
 
 
@@ -40,9 +50,16 @@ def table(title: str, *columns: str, dense: bool = False) -> Any:
     return drawn
 
 
+def say(text: str, err: bool = False) -> None:
+    """A line of text; what a terminal would obey, such as an escape out of a run's folder, is printed as an escape."""
+    from aida.lab.runs.files import printable
+
+    typer.echo(printable(text), err=err)
+
+
 def say_written(paths: Iterable[Path]) -> None:
     for path in paths:
-        typer.echo(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 def values_in_words(values: Mapping[str, Any]) -> str:
@@ -53,5 +70,5 @@ def values_in_words(values: Mapping[str, Any]) -> str:
 
 def fail(message: str) -> NoReturn:
     """The command cannot do what its words ask for."""
-    typer.echo(message, err=True)
+    say(message, err=True)
     raise typer.Exit(2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aida.cli.printing import console, fail, table
+from aida.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
     from aida.report.study import Study
@@ -29,30 +29,35 @@ def report(
     Writes index.html, which needs no other file, tables as Markdown, LaTeX and CSV, and figures as PNG
     and SVG. Only reads the runs: it can be called while others are still going on.
     """
+    from aida.lab.runs.files import StoreError, one_line
     from aida.report.build import read, write
+    from aida.report.listings import skipped
 
     roots = runs or [Path("runs")]
     for root in roots:
         if not root.is_dir():
             fail(f"no runs at {root}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
-    with console().status("reading runs ..."):
-        study = read(roots, reference)
+    try:
+        with console().status("reading runs ..."):
+            study = read(roots, reference)
+    except StoreError as error:
+        fail(str(error))
     if not study.collection.runs and not study.collection.unread:
         fail(f"no runs in {', '.join(map(str, roots))}; aida train EXPERIMENT makes runs, by default in runs")
     if reference not in study.measured:
         text = f"--reference {reference!r} has no runs; there are runs of {', '.join(study.measured) or 'nothing'}"
         if reference != _REFERENCE:
             fail(text)
-        typer.echo(f"{text}. Nothing is tested", err=True)  # a comparison without Aida is one all the same
+        say(f"{text}. Nothing is tested", err=True)  # a comparison without Aida is one all the same
     try:
         with console().status("") as status:
             made = write(study, out, say=lambda text: status.update(f"{text} ..."))
-    except OSError as error:
+    except (OSError, StoreError) as error:
         fail(f"the report cannot be written to {out}: {error}")
     _draw(study)
-    for problem in made.problems:
-        typer.echo(problem, err=True)
-    typer.echo(f"wrote {len(made.files)} files to {out}; the page is {made.page}")
+    for problem in (*skipped(study), *made.problems):
+        say(one_line(f"left out: {problem}", 1000), err=True)
+    say(f"wrote {len(made.files)} files to {out}; the page is {made.page}")
 
 
 def _draw(study: Study) -> None:
@@ -67,4 +72,4 @@ def _draw(study: Study) -> None:
         for row in found.rows:
             drawn.add_row(*(field.text for field in row))
         console().print(drawn)
-    typer.echo(f"{len(study.collection.runs)} runs: {census(study)}")
+    say(f"{len(study.collection.runs)} runs: {census(study)}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida.cli.printing import console, fail, table
+from aida.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
     from aida.lab.runs.store import RunRecord
@@ -32,13 +31,17 @@ def list_runs(
     """
     from typing import get_args
 
+    from aida.lab.runs.files import StoreError, json_text
     from aida.lab.runs.store import State, scan
 
     if state is not None and state not in get_args(State):
         fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
     if not out.is_dir():
         fail(f"no runs at {out}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
-    found = [_described(record) for record in scan(out)]
+    try:
+        found = [_described(record) for record in scan(out)]
+    except StoreError as error:
+        fail(str(error))
     if experiment is not None:
         known = sorted({run["experiment"] for run in found if run["experiment"]})
         if experiment not in known:
@@ -47,7 +50,7 @@ def list_runs(
     if state is not None:
         found = [run for run in found if run["state"] == state]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json_text(found, indent=2))
         return
     _draw(found, out)
 
@@ -55,6 +58,7 @@ def list_runs(
 def _draw(found: list[dict[str, Any]], out: Path) -> None:
     from rich.text import Text
 
+    from aida.lab.runs.files import one_line
     from aida.lab.watching.labels import settings_in_words
     from aida.lab.watching.standing import in_words
 
@@ -65,7 +69,7 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
     for run in found:
         best = f"{run['metric']} {in_words(run['best'])} ({run['best_epoch']})" if run["best"] is not None else ""
         drawn.add_row(
-            run["key"],
+            one_line(run["key"]),
             run["experiment"],
             f"{run['method']} {settings_in_words(run['differing'])}".strip(),
             str(run["seed"]) if run["seed"] is not None else "",
@@ -78,12 +82,14 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
     console().print(drawn)
     for run in found:
         if run["problem"]:
-            console().print(f"{run['key']} {run['state']}: {run['problem']}", style="red", markup=False, soft_wrap=True)
-    console().print(f"{len(found)} runs in {out}", style="dim")
+            said = one_line(f"{run['key']} {run['state']}: {run['problem']}", 1000)
+            console().print(said, style="red", soft_wrap=True)
+    console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
 def _described(record: RunRecord) -> dict[str, Any]:
     """A run as one flat object; what cannot be known is None or empty."""
+    from aida.lab.runs.files import in_json
     from aida.lab.runs.summary import summary_of
     from aida.lab.watching.labels import differing
 
@@ -94,8 +100,8 @@ def _described(record: RunRecord) -> dict[str, Any]:
         "variant": spec.variant if spec else "",
         "optimizer": spec.optimizer if spec else "",
         "method": spec.method if spec else "",
-        "hyper": dict(spec.hyper) if spec else {},
-        "differing": differing(spec) if spec else {},
+        "hyper": in_json(dict(spec.hyper)) if spec else {},
+        "differing": in_json(differing(spec)) if spec else {},
         "seed": spec.seed if spec else None,
         "precision": spec.precision if spec else "",
         "state": record.state,
@@ -129,7 +135,7 @@ def collect_runs(
     What is there already is left alone, so that runs of several machines can be collected one after another.
     """
     from aida.lab.runs.collecting import collect
-    from aida.lab.runs.store import StoreError
+    from aida.lab.runs.files import StoreError, one_line
 
     for root in runs:
         if not root.is_dir():
@@ -138,6 +144,6 @@ def collect_runs(
         found = collect(runs, out)
     except StoreError as error:
         fail(str(error))
-    typer.echo(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
-    for record in found.left:
-        typer.echo(f"left out: {record.path} is {record.state}", err=True)
+    say(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
+    for folder, reason in found.left:
+        say(one_line(f"left out: {folder} is {reason}", 1000), err=True)

@@ -32,7 +32,7 @@ from aida.cli.options import (
     Variant,
     Warmup,
 )
-from aida.cli.printing import console, fail, say_written, table
+from aida.cli.printing import console, fail, say, say_written, table
 from aida.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                         Protocol(searches, jobs, listen, board.expect, stop).carry_out()
                     found = [search.findings() for search in searches]
         except StorageError as error:
-            typer.echo(str(error), err=True)
+            say(str(error), err=True)
             raise typer.Exit(1) from None
     return found, stop.signal
 
@@ -229,11 +229,11 @@ def _report(found: Findings) -> None:
         drawn.add_row(mark, *map(value_in_words, row.configuration.values()), *_measures(row))
     console().print(drawn)
     for problem in found.problems():
-        typer.echo(problem, err=True)
+        say(problem, err=True)
     if found.best is None:
         left = sum(row.measured is None for row in found.rows)
         said = f"{left} not measured yet" if left else "none ended well: each diverged or was pruned"
-        typer.echo(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
+        say(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
         return
     drawn = table(f"{plan.method} at the best", "seed", "state", "best (epoch)", "last", "folder", dense=True)
     for row in found.repetitions:
@@ -242,10 +242,10 @@ def _report(found: Findings) -> None:
     lost = f", {found.diverged} diverged" if found.diverged else ""
     for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
         if spread is not None:
-            typer.echo(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
+            say(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
         instead = " ".join(f"--set {text}" for text in as_typed(following.configuration))
-        typer.echo(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
+        say(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
 
 
 def _summarise(found: Sequence[Findings]) -> None:

@@ -33,7 +33,7 @@ from aida.cli.options import (
     Variant,
     Warmup,
 )
-from aida.cli.printing import console, fail, table
+from aida.cli.printing import console, fail, say, table
 from aida.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
@@ -202,10 +202,10 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path) -> None:
     console().print(drawn)
     left = len(specs) - len(outcomes)
     if left:
-        typer.echo(f"{left} of {len(specs)} runs were not begun")
+        say(f"{left} of {len(specs)} runs were not begun")
     for each in outcomes:
         if each.state in ("failed", "busy"):
-            typer.echo(f"{named[each.key]} {each.state}: {each.error}", err=True)
+            say(f"{named[each.key]} {each.state}: {each.error}", err=True)
 
 
 def _check_log(log: str | None) -> None:

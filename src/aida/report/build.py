@@ -13,6 +13,7 @@ from aida.report.collect import collect
 from aida.report.listings import trouble
 from aida.report.page import page
 from aida.report.plots import draw_all
+from aida.report.publish import PAGE, publishing
 from aida.report.stepsize_figures import draw_stepsizes
 from aida.report.study import Study, Table, examine
 
@@ -39,16 +40,23 @@ def read(
 
 
 def write(study: Study, out: Path, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Tables, figures and the page into ``out``; ``say`` hears what is being done."""
-    say("writing tables")
-    files = write_tables(study, out / "tables")
-    say("drawing figures")
-    figures = draw_all(study, out / "figures")
-    stepsizes, problems = draw_stepsizes(study, out / "figures")
-    say("writing the page")
-    place = out / "index.html"
-    place.write_text(page(study, out, stepsizes, problems), encoding="utf-8")
-    return Report(place, (place, *files, *figures, *stepsizes), tuple(problems))
+    """Tables, figures and the page into ``out``, in the place of a former report; ``say`` hears what is being done."""
+    with publishing(out) as making:
+        say("writing tables")
+        files = write_tables(study, making / "tables")
+        say("drawing figures")
+        figures = draw_all(study, making / "figures")
+        stepsizes, problems = draw_stepsizes(study, making / "figures")
+        say("writing the page")
+        place = making / PAGE
+        place.write_bytes(encoded(page(study, making, stepsizes, problems, lies_in=out)))
+        made = [out / path.relative_to(making) for path in (place, *files, *figures, *stepsizes)]
+    return Report(made[0], tuple(made), tuple(problems))
+
+
+def encoded(text: str) -> bytes:
+    """A path may hold bytes that are no UTF-8; those are written as escapes."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_tables(study: Study, folder: Path) -> list[Path]:
@@ -63,7 +71,7 @@ def write_tables(study: Study, folder: Path) -> list[Path]:
     texts["runs.csv"] = formats.runs_csv(study.collection.runs)
     texts["trouble.md"] = formats.markdown(trouble(study), level=1)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_bytes(encoded(text))
     return [folder / name for name in texts]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from aida.lab.runs.checks import finite
+from aida.lab.runs.files import one_line
 from aida.lab.runs.store import RunRecord, StoreError, read_curve, read_sessions, scan
 from aida.lab.spec import Experiment, RunSpec
 
-#: As the store has them, and ``other metric``: finished, but its number is not the one of its experiment.
-State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric"]
+#: As the store has them; ``other metric``: finished, but its number is not the one of its experiment; ``two results``:
+#: its copies ended with different ones.
+State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
 
 #: Stands for a commit or a version that the run's folder does not name.
 NOT_RECORDED = "not recorded"
@@ -92,19 +96,34 @@ class Collection:
 
 
 def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
-    """Every run below the roots. A run that is in two of them counts once, the finished copy if one is."""
-    runs: dict[str, Run] = {}
+    """Every run below the roots. Copies of a run count once, in any order; if their results differ, none counts."""
+    copies: dict[str, list[RunRecord]] = {}
     unread: list[Unread] = []
-    for record in (record for root in roots for record in scan(root)):
+    for record in {os.path.realpath(record.path): record for root in roots for record in scan(root)}.values():
         if record.spec is None:
             unread.append(Unread(record.path, record.problem or "being made just now, without a spec yet"))
-            continue
-        run = _run(record, record.spec, experiments)
-        if run.key in runs:
-            run, other = sorted((runs[run.key], run), key=lambda each: not each.counts)
-            unread.append(Unread(other.folder, f"the same run as {run.folder}, counted once"))
-        runs[run.key] = run
-    return Collection(tuple(_not_alone(runs.values())), tuple(unread))
+        else:
+            copies.setdefault(record.path.name, []).append(record)
+    runs = []
+    for found in copies.values():
+        # the same copy stands for the run in whichever order the roots are named
+        first, *others = sorted(found, key=lambda each: (each.result is None, -each.rows, os.path.realpath(each.path)))
+        assert first.spec is not None
+        run = _run(first, first.spec, experiments)
+        ended = [each for each in (first, *others) if each.result is not None]
+        if any(each.result != first.result for each in ended):
+            said = "; ".join(f"{each.path}: {_ending(each.result)}" for each in ended)
+            run = replace(run, state="two results", remark=f"its copies ended differently, so none counts: {said}")
+        runs.append(run)
+        for each in others:
+            why = each.problem if each.state == "damaged" else "counted once"
+            why = "with another result" if each.result not in (None, first.result) else why
+            unread.append(Unread(each.path, f"the same run as {first.path}, {why}"))
+    return Collection(tuple(_not_alone(runs)), tuple(unread))
+
+
+def _ending(result: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {one_line((result or {}).get(name), 40)}" for name in ("state", "best", "last"))
 
 
 def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
@@ -126,14 +145,14 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
     declared = experiment.metrics.get(spec.variant) if experiment else None
     result = record.result or {}
     state: State = record.state
-    remark = record.problem or str(result.get("reason", ""))
+    remark = record.problem or one_line(result.get("reason", ""))
     metric = str(result.get("metric", ""))
     if record.result and declared and metric != declared.key:
         state, remark = (
             "other metric",
             f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}",
         )
-    best, last = _number(result.get("best")), _number(result.get("last"))
+    best, last = finite(result.get("best")), finite(result.get("last"))
     sessions = _sessions(record.path)
     rows = _rows(record.path)
     if state == "finished" and (best is None or last is None):
@@ -143,7 +162,7 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         curve=_curve(rows, declared.key if declared else metric),
         metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
-        device=str(sessions[-1].get("device", "")) if sessions else "",
+        device=one_line(sessions[-1].get("device", ""), 100) if sessions else "",
         commits=_distinct(each.get("git") for each in sessions),
         torch=_distinct(_torch(each.get("versions")) for each in sessions),
         shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
@@ -155,26 +174,26 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
 def _rows(folder: Path) -> Sequence[Mapping[str, Any]]:
     """The rows of its curve, an epoch each; none where it cannot be read: then the record says so, and why."""
     try:
-        return [row for row in read_curve(folder) if "epoch" in row]
+        return read_curve(folder)
     except StoreError:
         return ()
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> Curve:
     return Curve(
-        tuple(int(row["epoch"]) for row in rows),
-        tuple(_number(row.get(metric)) for row in rows),
-        tuple(_number(row.get("loss")) for row in rows),
-        tuple(_number(row.get("seconds")) for row in rows),
+        tuple(row["epoch"] for row in rows),
+        tuple(finite(row.get(metric)) for row in rows),
+        tuple(finite(row.get("loss")) for row in rows),
+        tuple(finite(row.get("seconds")) for row in rows),
     )
 
 
 def _times(
     sessions: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[str, float, float], ...]:
-    total = sum((_number(row.get(key)) or 0.0) for row in rows for key in ("seconds", "eval_seconds"))
+    total = sum((finite(row.get(key)) or 0.0) for row in rows for key in ("seconds", "eval_seconds"))
     begun = [
-        (str(each.get("device", "")), start)
+        (one_line(each.get("device", ""), 100), start)
         for each in sessions
         if each.get("device_type") == "cuda" and (start := _moment(each.get("started"))) is not None
     ]
@@ -185,7 +204,7 @@ def _times(
 def _moment(text: Any) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 
@@ -198,12 +217,8 @@ def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(value or NOT_RECORDED) for value in values)) or (NOT_RECORDED,)
+    return tuple(dict.fromkeys(one_line(value or NOT_RECORDED, 100) for value in values)) or (NOT_RECORDED,)
 
 
 def _torch(versions: Any) -> Any:
     return versions.get("torch") if isinstance(versions, Mapping) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from aida.lab.spec import Experiment, Metric, PaperFigure
 from aida.report.collect import Run
 from aida.report.groups import Configuration, Measure, Protocol, ranked
-from aida.report.naming import ordered
+from aida.report.naming import file_name, ordered
 from aida.report.statistics import Comparison, Summary, against_control, against_published, summarise
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
@@ -91,14 +91,14 @@ class Column:
     def id(self) -> str:
         """Fit for a file name and a link."""
         if self.protocol is None:
-            return "-".join([self.name, *self.distinction.split()])
+            return file_name("-".join([self.name, *self.distinction.split()]))
         known = self.protocol
         words = [self.name, *self._variant, *known.manner.replace(",", "").split()]
         if self.departures or self.experiment is None:
             words += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
             words += [f"limit-{known.limit}"] if known.limit else []
             words += [f"warmup-{known.warmup}"] if known.warmup else []
-        return "-".join(words)
+        return file_name("-".join(words))
 
     @property
     def detail(self) -> str:

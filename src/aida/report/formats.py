@@ -7,24 +7,29 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aida.lab.runs.files import printable
 from aida.report import words
 from aida.report.collect import Run
 from aida.report.columns import Cell, Column
 from aida.report.grids import Field, Grid
 from aida.report.groups import Configuration
+from aida.report.naming import file_name
 from aida.report.statistics import Comparison, Summary
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": r"$-$", "<": "$<$", ">": "$>$",
-    "≤": r"$\leq$", "×": r"$\times$", "ε": r"$\epsilon$", "–": "--",
+    "≤": r"$\leq$", "×": r"$\times$", "ε": r"$\epsilon$", "–": "--", "|": r"\textbar{}",
 }  # fmt: skip
+
+#: What a spreadsheet takes for the start of a formula, the wide forms too; and the quote itself, to keep it.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20'")
 
 
 def markdown(grid: Grid, level: int = 2, subtitle: str = "") -> str:
     heads = [_markdown(head.text) for head in grid.heads]
     lines = ["#" * level + " " + _markdown(grid.title), ""]
-    lines += [subtitle, ""] if subtitle else []
+    lines += [_markdown(subtitle), ""] if subtitle else []
     lines += ["| " + " | ".join(heads) + " |"]
     lines += ["|" + "|".join("---:" if head.numeric else "---" for head in grid.heads) + "|"]
     lines += ["| " + " | ".join(_markdown_field(field) for field in row) + " |" for row in grid.rows]
@@ -38,13 +43,13 @@ def latex(grid: Grid, subtitle: str = "") -> str:
     lines = [
         r"\begin{table*}[t]",
         rf"\caption{{{escape_latex(caption)}}}",
-        rf"\label{{tab:{grid.name}}}",
+        rf"\label{{tab:{file_name(grid.name)}}}",
         r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
         rf"\begin{{tabular}}{{{''.join('r' if head.numeric else 'l' for head in grid.heads)}}}",
         r"\hline",
         " & ".join(escape_latex(head.text) for head in grid.heads) + r" \\",
         r"\hline",
-        *(" & ".join(_latex_field(field) for field in row) + r" \\" for row in grid.rows),
+        *(_latex_row(row) for row in grid.rows),
         r"\hline",
         r"\end{tabular}",
         *(r"\par\smallskip " + escape_latex(remark) for remark in grid.remarks),
@@ -54,7 +59,8 @@ def latex(grid: Grid, subtitle: str = "") -> str:
 
 
 def escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    """Text that LaTeX sets as it is, in one paragraph."""
+    return "".join(_LATEX.get(letter, letter) for letter in _line(text))
 
 
 def cells_csv(columns: Iterable[Column]) -> str:
@@ -161,14 +167,41 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    """A field that no spreadsheet takes for a formula: text that begins like one, or with a quote, gets a quote first.
+
+    A reader gets every printable text back by taking one leading quote off. Numbers stay numbers.
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    if text.lstrip()[:1] not in _FORMULA:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def _markdown_field(field: Field) -> str:
     text = _markdown(field.text)
     text = f"**{text}**" if field.bold and text else text
     return f"{text} ({_markdown(field.note)})" if field.note and text else text or _markdown(field.note)
+
+
+def _latex_row(row: Sequence[Field]) -> str:
+    text = " & ".join(map(_latex_field, row)) + r" \\"
+    # the end of the row before would take a star or a bracket for its own
+    return "{}" + text if text[0] in "*[" else text
 
 
 def _latex_field(field: Field) -> str:
@@ -178,6 +211,7 @@ def _latex_field(field: Field) -> str:
 
 
 def _markdown(text: str) -> str:
-    for letter in "\\|*_`<":
+    text = _line(text)
+    for letter in "\\|*_`<[":
         text = text.replace(letter, "\\" + letter)
-    return text.replace("\n", " ")
+    return text

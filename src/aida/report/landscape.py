@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aida.lab.runs.checks import finite
 from aida.report.columns import Cell, Column
 from aida.report.groups import Configuration
 
@@ -54,4 +55,5 @@ def _searched(cell: Cell) -> dict[str, tuple[tuple[float, Configuration], ...]]:
 
 def _positive(value: object) -> float | None:
     """What a log axis can show; a switch is no number."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+    number = finite(value)
+    return number if number is not None and number > 0 else None

@@ -65,6 +65,13 @@ def trouble(study: Study) -> Grid:
     return grid("trouble", "Excluded runs", heads, rows)
 
 
+def skipped(study: Study) -> list[str]:
+    """Folders that could not be used, a line each; the tables list all runs that are in no mean."""
+    found = [f"{each.folder}: {each.problem}" for each in study.collection.unread]
+    broken = ("damaged", "other metric", "two results")
+    return found + [f"{run.folder}: {run.remark}" for run in study.collection.runs if run.state in broken]
+
+
 def census(study: Study) -> str:
     """How many runs in which state, in words."""
     counted: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ def title(method: str) -> str:
         module, _, name = method.partition(":")
         return f"{name} ({module})"
     return catalog()[method].title if method in catalog() else method
+
+
+def file_name(text: str) -> str:
+    """``text`` as part of a file name, a link or a label of LaTeX, on any system; different texts stay different."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:100].strip(".-")
+    return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
 
 
 def ordered(methods: Iterable[str]) -> list[str]:

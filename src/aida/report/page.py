@@ -60,12 +60,14 @@ class Part:
     pictures: tuple[Picture, ...]
 
 
-def page(study: Study, out: Path, stepsizes: Iterable[Path], problems: Sequence[str]) -> str:
-    """The text of ``index.html``, which will lie in ``out``.
+def page(
+    study: Study, out: Path, stepsizes: Iterable[Path], problems: Sequence[str], lies_in: Path | None = None
+) -> str:
+    """The text of ``index.html``, which will lie in ``lies_in``, by default ``out``.
 
-    ``stepsizes`` are figures that were drawn before, ``problems`` says which could not be.
+    ``stepsizes`` are figures that were drawn before, below ``out``; ``problems`` says which could not be.
     """
-    data = payload(study, out)
+    data = payload(study, lies_in or out)
     pictures = _pictures(stepsizes, out)
     return _environment().get_template("page.html.jinja").render(
         study=study,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from aida.lab.runs.files import in_json
 from aida.report import words
 from aida.report.collect import Run
 from aida.report.columns import Column
@@ -83,7 +84,7 @@ def _configuration(each: Configuration, first: int) -> dict[str, Any]:
     del content["seed"], content["probe_every"]
     return {
         "method": each.method,
-        "spec": content,
+        "spec": in_json(content),
         "n": len(each.counted),
         "best": [best.mean, best.std] if best else None,
         "last": [last.mean, last.std] if last else None,
@@ -129,6 +130,6 @@ def _rounded(value: float | None) -> float | None:
 def _address(folder: Path, out: Path) -> str:
     """The run's folder as seen from the page, for a link."""
     try:
-        return quote(Path(os.path.relpath(folder, out)).as_posix())
+        return quote(os.fsencode(Path(os.path.relpath(folder, out)).as_posix()))
     except ValueError:  # another drive
         return folder.resolve().as_uri()

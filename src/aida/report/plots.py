@@ -7,12 +7,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
-from aida.drawing import COLOURS, GREY, new_figure, save, styled
+from aida.drawing import COLOURS, GREY, literal, new_figure, save, styled
 from aida.report import words
 from aida.report.columns import Column
 from aida.report.groups import Configuration
 from aida.report.landscape import Landscape, landscapes
-from aida.report.naming import DASHES, MARKERS, Look, looks, title
+from aida.report.naming import DASHES, MARKERS, Look, file_name, looks, title
 from aida.report.profile import Profile, profile
 from aida.report.statistics import summarise
 from aida.report.study import Study, Table
@@ -77,7 +77,7 @@ def curves_of(columns: Sequence[Column], known: dict[str, Look]) -> Figure:
             axis.set_ylim(min(ends) - room, max(ends) + room)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("epoch")
-        axis.set_ylabel("training loss" if quantity == "loss" else fill(column.metric.title, _LABEL))
+        axis.set_ylabel("training loss" if quantity == "loss" else _axis_label(column))
 
     return _panels(columns, draw, known)
 
@@ -97,7 +97,7 @@ def times_of(columns: Sequence[Column], known: dict[str, Look]) -> Figure:
                     elinewidth=0.8, mfc="white" if look.dash else COLOURS[look.colour], label=title(cell.method),
                 )  # fmt: skip
         axis.set_xlabel("training seconds an epoch")
-        axis.set_ylabel(fill(column.metric.title, _LABEL))
+        axis.set_ylabel(_axis_label(column))
 
     return _panels(columns, draw, known)
 
@@ -119,8 +119,8 @@ def searches_of(found: Sequence[Landscape], known: dict[str, Look]) -> Figure:
                 ms=3, alpha=0.4, color=COLOURS[look.colour],
             )  # fmt: skip
         axis.set_xscale("log")
-        axis.set_xlabel(landscape.setting)
-        axis.set_ylabel(fill(landscape.column.metric.title, _LABEL))
+        axis.set_xlabel(literal(landscape.setting))
+        axis.set_ylabel(_axis_label(landscape.column))
 
     return _panels(found, draw, known)
 
@@ -134,7 +134,7 @@ def profile_of(found: Profile, known: dict[str, Look]) -> Figure:
             steps = sorted({0.0, *(100 * gap for gap in gaps), furthest})
             shares = [sum(100 * gap <= step for gap in gaps) / len(found.tasks) for step in steps]
             above = 2 + 1 / (1 + place)  # the first methods are not covered by the others
-            axis.step(steps, shares, where="post", label=title(method), zorder=above, **_line(known[method]))
+            axis.step(steps, shares, where="post", label=literal(title(method)), zorder=above, **_line(known[method]))
         axis.set_xlabel("gap to the lowest cost, %")
         axis.set_ylabel(f"share of {words.plural(len(found.tasks), 'task')} within the gap")
         axis.set_ylim(-0.03, 1.03)
@@ -161,7 +161,7 @@ def _draw_searches(table: Table, columns: Sequence[Column], known: dict[str, Loo
     return [
         path
         for setting, found in by_setting.items()
-        for path in _write(searches_of(found, known), folder / f"search-{setting}-{table.name}")
+        for path in _write(searches_of(found, known), folder / f"search-{file_name(setting)}-{table.name}")
     ]
 
 
@@ -176,13 +176,15 @@ def _panels(parts: Sequence[Any], draw: Callable[[Any, Any], None], known: dict[
         for axis, part in zip(axes, parts, strict=False):
             draw(axis, part)
             column = part.column if isinstance(part, Landscape) else part
-            axis.set_title(f"{column.title}\n", fontsize=10)
-            axis.text(0.5, 1.02, _subtitle(part), transform=axis.transAxes, ha="center", color=GREY, fontsize=7.5)
+            axis.set_title(literal(column.title) + "\n", fontsize=10)
+            axis.text(
+                0.5, 1.02, literal(_subtitle(part)), transform=axis.transAxes, ha="center", color=GREY, fontsize=7.5
+            )
             legend.update(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
         for axis in axes[len(parts) :]:
             axis.set_axis_off()
         order = [title(method) for method in known if title(method) in legend]
-        figure.legend([legend[name] for name in order], order, loc="outside right center", handlelength=3)
+        figure.legend([legend[name] for name in order], map(literal, order), loc="outside right center", handlelength=3)
     return figure
 
 
@@ -194,6 +196,10 @@ def _subtitle(part: Column | Landscape) -> str:
     seeds = sorted({len(each.counted) for each in shown})
     n = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}"
     return f"{column.detail}; {n}; {column.metric.better} is better"
+
+
+def _axis_label(column: Column) -> str:
+    return literal(fill(column.metric.title, _LABEL))
 
 
 def _line(look: Look) -> dict[str, Any]:

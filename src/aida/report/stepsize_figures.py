@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 from aida.drawing import save
+from aida.lab.runs.files import STEPSIZES_LIMIT, StoreError, one_line, read_regular
+from aida.lab.runs.records import STEPSIZES
 from aida.report.collect import Run
 from aida.report.columns import Column
 from aida.report.study import Study
 from aida.stepsizes.plots import draw, draw_paper_figures
 from aida.stepsizes.sinks import StepsizeLog, read_jsonl
 
-_FILE = "stepsizes.jsonl"
-
 #: Columns of a figure side by side; more cannot be read.
 _ABREAST = 6
+
+#: Layers in one figure: each is a line, and thousands of them are a surface.
+_MOST = 5000
 
 
 def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
@@ -49,14 +53,26 @@ def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
 
 
 def _measured(runs: Iterable[Run]) -> Iterable[Run]:
-    return (run for run in runs if (run.folder / _FILE).exists())
+    return (run for run in runs if os.path.lexists(run.folder / STEPSIZES))
 
 
 def _read(run: Run, problems: list[str]) -> StepsizeLog | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a torn last line: the run is then listed as unfinished
-            return read_jsonl(run.folder / _FILE)
-    except (OSError, ValueError) as error:
-        problems.append(f"{run.folder / _FILE}: {error}")
+        return read_stepsizes(run.folder / STEPSIZES)
+    except (StoreError, ValueError) as error:
+        problems.append(one_line(error))
         return None
+
+
+def read_stepsizes(path: Path) -> StepsizeLog:
+    """The records of a run; StoreError or ValueError if there are none."""
+    content = read_regular(path, STEPSIZES_LIMIT)
+    if content is None:
+        raise StoreError(f"{path} is not there: a run records its stepsizes with aida train --probe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a torn last line: the run is then listed as unfinished
+        log = read_jsonl(path, content)
+    layers = len({record.layer for record in log.layers})
+    if layers > _MOST:
+        raise ValueError(f"{path} has {layers:,} layers; at most {_MOST:,} can be drawn")
+    return log

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from aida.drawing import GREY, new_figure, save, styled
+from aida.drawing import GREY, literal, new_figure, save, styled
 from aida.stepsizes.records import LayerStepsizes
 from aida.stepsizes.sinks import StepsizeLog
 
@@ -121,10 +121,10 @@ def _title(log: StepsizeLog, statistic: Statistic) -> str:
     words = [log.method]
     if "projections" in hyper:
         words.append(f"K = {hyper['projections']}")
-    if "eps" in hyper:
+    if isinstance(hyper.get("eps"), (int, float)):
         words.append(f"eps = {hyper['eps']:g}")
-    title = ", ".join(words)
-    ends = [getattr(record, statistic) for record in _weights(log) if record.step == log.layers[-1].step]
+    title = literal(", ".join(words))
+    ends = [getattr(record, statistic) for record in _weights(log) if record.step == _weights(log)[-1].step]
     if statistic == "std":
         title += f"\nmedian layer: {median(ends):.3g}"
     elif min(ends) > 0:
@@ -147,7 +147,7 @@ def _explain_colours(figure: Any, axes: Any, names: list[str], colours: list[Any
 
     if len(names) <= _NAMED:
         lines = [Line2D([], [], color=colour, lw=2) for colour in colours]
-        figure.legend(lines, names, loc="outside right center", title="layer, from the input on")
+        figure.legend(lines, map(literal, names), loc="outside right center", title="layer, from the input on")
         return
     shown = ScalarMappable(Normalize(1, len(names)), ListedColormap(colours))
     figure.colorbar(shown, ax=axes, label="layer, from the input on", shrink=0.8, ticks=[1, len(names)])

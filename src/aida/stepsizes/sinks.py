@@ -64,18 +64,22 @@ class StepsizeLog:
         return self.layers[-1].method
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> StepsizeLog:
-    """Read a file of :class:`JsonLines`. A line that a crash cut short is left out, with a warning."""
+def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> StepsizeLog:
+    """Read a file of :class:`JsonLines`. A line that a crash cut short is left out, with a warning.
+
+    ``content`` is what the file holds, for a caller that has read it already.
+    """
     path = Path(path)
+    content = path.read_bytes() if content is None else content
     layers: list[LayerStepsizes] = []
     across: list[AcrossLayers] = []
     damaged: list[int] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             record = _record(json.loads(line))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(number)
             continue
         if isinstance(record, LayerStepsizes):
@@ -88,7 +92,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> StepsizeLog:
             "aida.stepsizes.JsonLines writes such files, as the sink of an aida.stepsizes.StepsizeProbe"
         )
     if damaged:
-        warnings.warn(f"{path}: left out what cannot be read, in line {', '.join(map(str, damaged))}", stacklevel=2)
+        first = ", ".join(map(str, damaged[:10])) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
+        warnings.warn(f"{path}: left out what cannot be read, in line {first}", stacklevel=2)
     return StepsizeLog(path, tuple(layers), tuple(across), tuple(damaged))
 
 
@@ -139,17 +144,37 @@ def _jsonable(value: Any) -> Any:
 
 
 def _record(fields: dict[str, Any]) -> Record:
+    """The record that a line holds; ValueError or the like if it holds something else."""
+    record: Record
     if "layer" not in fields:
         if fields["spread"] is None:
             fields["spread"] = math.inf
-        return AcrossLayers(**fields)
-    for name in _TUPLES:
-        fields[name] = _tupled(fields[name])
-    fields["hyper"] = {key: _tupled(value) for key, value in fields["hyper"].items()}
-    for name in ("mean", "std", "min", "max"):
-        if fields[name] is None:
-            fields[name] = math.nan
-    return LayerStepsizes(**fields)
+        record = AcrossLayers(**fields)
+        numbers = [record.layers, record.elements, record.spread]
+    else:
+        for name in _TUPLES:
+            fields[name] = _tupled(fields[name])
+        fields["hyper"] = {key: _tupled(value) for key, value in fields["hyper"].items()}
+        for name in ("mean", "std", "min", "max"):
+            if fields[name] is None:
+                fields[name] = math.nan
+        record = LayerStepsizes(**fields)
+        numbers = [record.elements, record.mean, record.std, record.min, record.max, record.bound or 0.0]
+        if not _is_name(record.layer) or not isinstance(record.shape, tuple):
+            raise ValueError("its layer has no name or no shape")
+    if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
+        raise ValueError("a number or a name is something else")
+    if type(record.step) is not int or not 0 <= record.step < 2**53:
+        raise ValueError("its step is no count")
+    return record
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and (value != value or value == math.inf or abs(value) <= 1e300)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= 500
 
 
 def _tupled(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Files that are whole or not there: written to the side, synced, renamed. And what a full disk says."""
+"""Files that are whole or not there: written to the side, synced, renamed. And what a full disk says.
+
+A run's folder may come from anywhere. Only regular files in it are read or written, and no link is followed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
+import stat
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +21,17 @@ from types import TracebackType
 from typing import Any
 
 _TEMPORARY = ".tmp"
+_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
+
+#: The most that is read of one file, in bytes; the largest of ours has a hundredth of it.
+OBJECT_LIMIT, CURVE_LIMIT, STEPSIZES_LIMIT = 16 << 20, 64 << 20, 256 << 20
+#: How deeply a JSON object may be nested.
+_DEPTH = 32
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link, and links are not followed", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
 
 #: What helps when there is no room, by the reason the system gives.
 _NO_ROOM = {
@@ -64,7 +81,9 @@ class SideFile:
         self._sha256 = hashlib.sha256()
         self.size = 0
         with writing(path):
-            self._file = self._side.open("wb", buffering=0)
+            self._side.unlink(missing_ok=True)  # left by a killed process of the same number, or a link
+            descriptor = open_regular(self._side, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            self._file = os.fdopen(descriptor, "wb", buffering=0)
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -124,7 +143,7 @@ def remove_leftovers(folder: Path) -> None:
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if path.name.startswith(".") and path.name.endswith(_TEMPORARY):
+        if _LEFTOVER.fullmatch(path.name):
             with suppress(OSError):  # in the way of nothing
                 path.unlink()
 
@@ -133,7 +152,7 @@ def append_line(path: Path, line: str) -> None:
     """Add a line, or nothing where there is no room for all of it."""
     content = (line + "\n").encode()
     with writing(path, len(content)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             before = os.fstat(descriptor).st_size
             try:
@@ -150,7 +169,7 @@ def sync(path: Path) -> int:
     """Have the disk keep what a file holds; returns its length, 0 where there is none."""
     with writing(path):
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            descriptor = open_regular(path, os.O_RDWR)
         except FileNotFoundError:
             return 0
         try:
@@ -172,9 +191,113 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file. OSError if it is anything else: a link is not followed, a pipe not waited for."""
+    with suppress(FileNotFoundError):
+        _check_regular(path, os.lstat(path))  # before it is opened: that alone may move a device
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags | careful, 0o666)
+    try:
+        _check_regular(path, os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(found)}", str(path))
+
+
+def _kind(found: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
+
+
+def check_no_links(folder: Path) -> None:
+    """StoreError if a folder, or an entry of it, is a link, a pipe or a device: writing could reach elsewhere."""
+    with writing(folder), os.scandir(folder) as entries:
+        found = [(folder, os.lstat(folder)), *((Path(each), each.stat(follow_symlinks=False)) for each in entries)]
+    for path, status in found:
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise StoreError(f"{path} is {_kind(status)}; remove it, or use another --out")
+
+
+def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
+    """All bytes of a file; None if there is none. StoreError if it is no regular file, or has more than ``limit``."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(size + 1) if size <= limit else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    if max(size, len(content)) > limit:
+        raise StoreError(f"{path} has {max(size, len(content)):,} bytes; at most {limit:,} are read")
+    return content
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of a JSON text; ValueError if it is none, or is nested too deeply to be read."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no file, :class:`StoreError` if it holds something else."""
+    content = read_regular(path)
+    if content is None:
+        return None
+    try:
+        value = parse_json(content)
+        if not isinstance(value, dict):
+            raise ValueError("it holds no JSON object")
+        if _nested(value) > _DEPTH:
+            raise ValueError(f"it is nested more than {_DEPTH} levels deep")
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+    return value
+
+
+def _nested(value: Any) -> int:
+    depth, level = 0, [value]
+    while level and depth <= _DEPTH:
+        depth += 1
+        parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        level = [each for part in parts for each in part]
+    return depth
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time writes to a folder; the others wait."""
+    with writing(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(ImportError, OSError):  # a system, or a file system, without locks
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def json_text(value: Any, *, indent: int | None = None, sort: bool = False) -> str:
     """JSON that any reader takes: numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, sort_keys=sort, allow_nan=False)
+
+
+def in_json(value: Any) -> Any:
+    """``value`` as JSON can say it without a loss: a number that is not finite becomes a word."""
+    if isinstance(value, Mapping):
+        return {key: in_json(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [in_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
@@ -182,19 +305,21 @@ def write_object(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, (json_text(content, indent=2, sort=True) + "\n").encode())
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no file, :class:`StoreError` where it holds something else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise StoreError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict):
-        raise StoreError(f"{path} is damaged: it holds no JSON object")
-    return content
+def printable(text: str) -> str:
+    """``text`` with an escape for each character that a terminal would act on, or that no encoding takes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\n" or unicodedata.category(each) == "Zs"
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )  # fmt: skip
+
+
+def one_line(text: object, most: int = 500) -> str:
+    """``text`` in one printable line of at most so many characters."""
+    said = printable(" ".join(str(text).split()))
+    return said if len(said) <= most else said[: most - 1] + "…"
 
 
 def _finite(value: Any) -> Any:

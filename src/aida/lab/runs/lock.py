@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 
-from aida.lab.runs.files import StoreError, writing
+from aida.lab.runs.files import StoreError, one_line, open_regular, writing
 
 #: Seconds to bear with a lock that is held: a reader that only asks holds one for microseconds.
 _PATIENCE = 0.25
@@ -76,7 +76,7 @@ def is_held(path: Path) -> bool:
     try:
         import fcntl
 
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path)
     except (ImportError, OSError):
         return False
     try:
@@ -99,7 +99,7 @@ def _try(path: Path) -> int | None:
             "runs are kept apart by flock, which this system does not have; on Windows train under WSL"
         ) from None
     with writing(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -118,7 +118,8 @@ def _try(path: Path) -> int | None:
 
 def _holder(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").strip() or "another process"
+        with open(open_regular(path), errors="replace") as file:
+            return one_line(file.read(1000)) or "another process"
     except OSError:
         return "another process"
 

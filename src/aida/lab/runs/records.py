@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aida.lab.runs.files import StoreError, read_object
+from aida.lab.runs.checks import check_epochs, check_result, check_spec
+from aida.lab.runs.files import CURVE_LIMIT, StoreError, one_line, parse_json, read_object, read_regular
 from aida.lab.runs.lock import is_held
 from aida.lab.spec import RunSpec
 
@@ -55,16 +55,23 @@ def scan(out: str | os.PathLike[str]) -> list[RunRecord]:
     records = []
     try:
         with os.scandir(out) as entries:
-            folders = sorted(Path(entry) for entry in entries if entry.is_dir())
+            folders = sorted(Path(entry) for entry in entries if _is_folder(entry))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"{out} cannot be listed: {error.strerror or error}") from error
     for folder in folders:
-        if _KEY.fullmatch(folder.name) or os.path.exists(folder / SPEC):
+        if _KEY.fullmatch(folder.name) or os.path.lexists(folder / SPEC):
             with suppress(FileNotFoundError):  # removed while we look
                 records.append(read_run(folder))
     return records
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True  # a loop of links: whoever reads it says so
 
 
 def read_run(path: Path) -> RunRecord:
@@ -82,16 +89,15 @@ def read_run(path: Path) -> RunRecord:
         rows, torn = _rows_of(path)
         if result is not None:
             state = result["state"]
-            if state == "finished":
-                _check_complete(path, result, rows, torn)
+            _check_complete(path, spec, result, rows, torn)
         elif held:
             state = "running"
         elif failed is not None:
-            state, problem = "failed", str(failed.get("error", ""))
+            state, problem = "failed", one_line(failed.get("error", ""))
         else:
             state = "stopped"
     except StoreError as error:
-        state, result, problem = "damaged", None, str(error).removeprefix(f"{path}{os.sep}")
+        state, result, problem = "damaged", None, one_line(str(error).removeprefix(f"{path}{os.sep}"))
     return RunRecord(path, state, spec, result, len(rows), rows[-1] if rows else None, problem, changed)
 
 
@@ -104,7 +110,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
     """A run's result; None where it has yet to end."""
     result = read_object(path / RESULT)
     if result is not None and result.get("state") not in DONE:
-        raise StoreError(f"{path / RESULT} is damaged: its state is {result.get('state')!r}")
+        raise StoreError(f"{path / RESULT} is damaged: its state is {result.get('state')!a}")
     return result
 
 
@@ -112,7 +118,7 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
     """The environments of the processes that worked on a run, in their order."""
     content = read_object(path / ENV)
     sessions = [] if content is None else content.get("sessions")
-    if not isinstance(sessions, list):
+    if not isinstance(sessions, list) or not all(isinstance(each, dict) for each in sessions):
         raise StoreError(f"{path / ENV} is damaged: it has no list of sessions")
     return sessions
 
@@ -124,6 +130,7 @@ def _spec_of(path: Path, held: bool) -> RunSpec | None:
             return None  # just being made
         raise StoreError(f"{path / SPEC} is not there: stopped before it began, or not a run's folder")
     try:
+        check_spec(content)
         spec = RunSpec.from_json(content)
         key = spec.key
     except (ValueError, TypeError) as error:
@@ -135,49 +142,59 @@ def _spec_of(path: Path, held: bool) -> RunSpec | None:
 
 def _rows_of(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The rows of the curve, and whether a line without its end comes after them."""
-    try:
-        *lines, rest = (path / CURVE).read_bytes().split(b"\n")
-    except FileNotFoundError:
+    content = read_regular(path / CURVE, CURVE_LIMIT)
+    if content is None:
         return [], False
-    except OSError as error:
-        raise StoreError(f"{path / CURVE} cannot be read: {error.strerror or error}") from error
+    *lines, rest = content.split(b"\n")
     try:
-        rows = json.loads(b"[%s]" % b",".join(lines))  # in one go: less than half the time of line by line
-        whole = len(rows) == len(lines) and all(type(row) is dict for row in rows)
-    except ValueError:
-        whole = False
-    if not whole:
-        bad = next(number for number, line in enumerate(lines, start=1) if not _is_row(line))
-        raise StoreError(f"{path / CURVE} is damaged: line {bad} is no row")
+        try:
+            rows = parse_json(b"[%s]" % b",".join(lines))  # in one go: less than half the time of line by line
+            whole = len(rows) == len(lines) and all(type(row) is dict for row in rows)
+        except ValueError:
+            whole = False
+        if not whole:
+            bad = next((number for number, line in enumerate(lines, start=1) if not _is_row(line)), 1)
+            raise ValueError(f"line {bad} is no row")
+        check_epochs(rows)
+    except ValueError as error:
+        raise StoreError(f"{path / CURVE} is damaged: {error}") from None
     return rows, bool(rest)
 
 
 def _is_row(line: bytes) -> bool:
     try:
-        return type(json.loads(line)) is dict
+        return type(parse_json(line)) is dict
     except ValueError:
         return False
 
 
-def check_complete(path: Path, result: Mapping[str, Any]) -> None:
-    """StoreError where the curve of a finished run is not all there."""
+def check_complete(path: Path, spec: RunSpec, result: Mapping[str, Any]) -> None:
+    """StoreError if the curve of a run that ended is not all there, or does not give its result."""
+    _check_complete(path, spec, result, *_rows_of(path))
+
+
+def _check_complete(
+    path: Path, spec: RunSpec | None, result: Mapping[str, Any], rows: list[dict[str, Any]], torn: bool
+) -> None:
     if result["state"] == "finished":
-        _check_complete(path, result, *_rows_of(path))
-
-
-def _check_complete(path: Path, result: Mapping[str, Any], rows: list[dict[str, Any]], torn: bool) -> None:
-    reached = rows[-1].get("epoch") if rows else 0
-    if reached != result.get("epochs"):
-        raise StoreError(f"{path / CURVE} ends with epoch {reached}, and {RESULT} counts {result.get('epochs')}")
-    if torn:
-        raise StoreError(f"{path / CURVE} is cut off after epoch {reached}, within a line")
+        if len(rows) != result.get("epochs"):
+            counted = one_line(ascii(result.get("epochs")), 40)
+            raise StoreError(f"{path / CURVE} ends with epoch {len(rows)}, and {RESULT} counts {counted}")
+        if torn:
+            raise StoreError(f"{path / CURVE} is cut off after epoch {len(rows)}, within a line")
+        if spec is not None and len(rows) != spec.epochs:
+            raise StoreError(f"{path / CURVE} ends with epoch {len(rows)}, and {SPEC} asks for {spec.epochs}")
+    try:
+        check_result(result, rows)
+    except ValueError as error:
+        raise StoreError(f"{path / RESULT} does not fit {CURVE}: {error}") from None
 
 
 def _changed(path: Path) -> float:
     times = []
-    with suppress(PermissionError), os.scandir(path) as entries:
+    with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             if entry.name != LOCK:  # written also by who finds the run finished and leaves
-                with suppress(FileNotFoundError):  # a running run renames and removes
-                    times.append(entry.stat().st_mtime)
-    return max(times, default=path.stat().st_mtime)
+                with suppress(OSError):  # a running run renames and removes
+                    times.append(entry.stat(follow_symlinks=False).st_mtime)
+    return max(times, default=os.lstat(path).st_mtime)

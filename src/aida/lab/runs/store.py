@@ -22,6 +22,7 @@ from aida.lab.runs.checkpoints import load_checkpoint, save_checkpoint
 from aida.lab.runs.files import (
     StoreError,
     append_line,
+    check_no_links,
     json_text,
     read_object,
     remove_leftovers,
@@ -88,6 +89,9 @@ class RunFolder:
         path = Path(out) / spec.key
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
+        check_no_links(path)  # first: taking the lock writes to its file
+        if (path / CHECKPOINTS).is_dir():
+            check_no_links(path / CHECKPOINTS)
         lock = Lock(path / LOCK)
         try:
             remove_leftovers(path)
@@ -99,7 +103,7 @@ class RunFolder:
             _keep_spec(path / SPEC, spec, written)
             if result is not None:
                 try:
-                    check_complete(path, result)
+                    check_complete(path, spec, result)
                 except StoreError as error:
                     raise StoreError(f"{error}. Remove {path}, and the same command trains the run again") from None
         except BaseException:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from aida.lab.experiments import experiments
+from aida.lab.runs.checks import finite
 from aida.lab.runs.store import RunRecord, StoreError, read_curve
 
 
@@ -29,16 +30,17 @@ def summary_of(record: RunRecord) -> Summary:
         return Summary()
     try:
         rows = read_curve(record.path)
-    except (StoreError, OSError):
+    except StoreError:
         rows = []
-    times = [row["seconds"] for row in rows if row.get("seconds") is not None]
+    times = [known for row in rows if (known := finite(row.get("seconds"))) is not None]
     seconds = median(times) if times else None
-    if record.result is not None:
-        result = record.result
-        return Summary(metric.key, result["best"], result["best_epoch"], result["last"], seconds)
+    result = record.result
+    if result is not None and result.get("metric") == metric.key:
+        best, last = finite(result.get("best")), finite(result.get("last"))
+        return Summary(metric.key, best, result.get("best_epoch"), last, seconds)
     best, best_epoch, last = None, None, None
     for row in rows:
-        value = row.get(metric.key)
+        value = finite(row.get(metric.key))
         if value is None:
             continue
         last = value

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aida.lab.events import Event, Listener
+from aida.lab.runs.files import printable
 from aida.lab.watching.standing import STYLES, Board, Standing, duration
 
 #: Seconds between two lines about one run where there is no terminal.
@@ -67,7 +68,7 @@ class Bars:
         if key in self._lines:
             self._progress.update(self._lines[key], **shown)
         else:
-            self._lines[key] = self._progress.add_task(run.label, total=run.epochs, **shown)
+            self._lines[key] = self._progress.add_task(printable(run.label), total=run.epochs, **shown)
 
     def _draw_all(self) -> None:
         left = duration(self._board.seconds_left())
@@ -80,7 +81,7 @@ class Bars:
         )
 
     def _print(self, text: str, style: str) -> None:
-        self._progress.console.print(text, style=style, markup=False, highlight=False)
+        self._progress.console.print(printable(text), style=style, markup=False, emoji=False, highlight=False)
 
 
 class Lines:
@@ -116,7 +117,7 @@ class Lines:
 
     def _print(self, text: str) -> None:
         # unwrapped: a line is a line for grep, however narrow the console believes to be
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def ending(run: Standing) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from aida.catalog import catalog
 from aida.lab.experiments import experiments
 from aida.lab.spec import RunSpec
 
@@ -14,9 +15,9 @@ _OTHERS = tuple(each.name for each in fields(RunSpec) if each.name not in ("opti
 
 
 def differing(spec: RunSpec) -> dict[str, Any]:
-    """The hyper-parameters that are not the tuned ones of its experiment; for an optimizer from outside, all."""
+    """The hyper-parameters that are not the tuned ones of its experiment; all, if either is not known here."""
     experiment = experiments().get(spec.experiment)
-    if experiment is None or ":" in spec.optimizer:
+    if experiment is None or spec.optimizer not in catalog():
         return dict(spec.hyper)
     return experiment.untuned(spec.optimizer, spec.hyper)
 

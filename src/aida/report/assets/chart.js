@@ -61,6 +61,7 @@ class Chart {
       const [x0, x1] = spread(Math.min(...xs), Math.max(...xs), this.axes.x.pad ?? 0.03);
       this.view = { x0, x1, ...this.fittedY(Math.min(...xs) + this.settled * (Math.max(...xs) - Math.min(...xs)), x1) };
     }
+    this.home = this.view;
     this.render();
   }
 
@@ -85,8 +86,10 @@ class Chart {
     return { y0, y1 };
   }
 
+  // Stops where ticks could no longer be told apart, and where everything would be a dot.
   zoomTo(view) {
-    if (!(view.x1 - view.x0 > 0) || !(view.y1 - view.y0 > 0)) return;
+    const home = this.home;
+    if (!showable(view.x0, view.x1, home.x1 - home.x0) || !showable(view.y0, view.y1, home.y1 - home.y0)) return;
     this.view = view;
     this.zoomed = true;
     this.render();
@@ -325,8 +328,17 @@ class Chart {
   }
 }
 
+// Whether the numbers from low to high differ in digits that a number has, and are not far more than the whole of them.
+function showable(low, high, whole) {
+  return tellsApart(low, high) && high - low >= 1e-9 * whole && high - low <= 100 * whole;
+}
+
+function tellsApart(low, high) {
+  return high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+}
+
 function spread(low, high, share) {
-  if (high > low) return [low - (high - low) * share, high + (high - low) * share];
+  if (tellsApart(low, high)) return [low - (high - low) * share, high + (high - low) * share];
   const room = Math.abs(high) * 0.05 || 1;
   return [low - room, high + room];
 }

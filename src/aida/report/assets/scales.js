@@ -41,10 +41,12 @@ function evenTicks(low, high, room, integer) {
   let step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999) || power;
   if (integer) step = Math.max(1, Math.ceil(step));
   let digits = 0; // as few as tell each tick exactly
-  while (digits < 10 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+  const whole = (scaled) => Math.abs(scaled - Math.round(scaled)) <= 1e-6 * scaled;
+  while (digits < 12 && !whole(step * 10 ** digits)) digits += 1;
+  const text = (value) => (digits < 12 && Math.abs(value) < 1e15 ? value.toFixed(digits) : String(Number(value.toPrecision(12))));
   const found = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step; index += 1) {
-    found.push([index * step, (index * step).toFixed(digits).replace("-", "−")]);
+    found.push([index * step, text(index * step).replaceAll("-", "−")]);
   }
   return found;
 }
