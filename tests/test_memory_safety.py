@@ -1,6 +1,7 @@
 """No input ends in a crash: what a kernel cannot read takes another path, or is refused in words.
 
-Cases that could corrupt memory run in a process of their own, so that a crash fails one test.
+Cases that could corrupt memory run in a process of their own, so that a crash fails one test. Other files have the
+rest: test_between_steps, test_changed_models, test_moved_state, test_replaced_parameters.
 """
 
 from __future__ import annotations
@@ -187,75 +188,6 @@ def test_a_parameter_given_twice_is_updated_once(path: Path) -> None:
         optimizer = path.make([*twice, twice[1]])
     assert any("duplicate" in str(each.message) for each in caught)
     assert_close(steps(optimizer, twice), steps(path.make(once), once), rtol=0, atol=0)
-
-
-@over_paths(NATIVE_PATHS)
-def test_other_parameters_of_the_same_shapes_may_take_the_place_of_those_given(path: Path) -> None:
-    """Master copies, for example."""
-    optimizer = path.make(parameters(path.device))
-    steps(optimizer, optimizer.param_groups[0]["params"], 1)
-    others = parameters(path.device)
-    optimizer.param_groups[0]["params"] = [p.detach().requires_grad_() for p in others]
-    assert_close([p.cpu() for p in steps(optimizer, optimizer.param_groups[0]["params"])], expected())
-
-
-@pytest.mark.parametrize("started", [False, True], ids=["before the first step", "after it"])
-@pytest.mark.parametrize("length", [6316, 3158, 20], ids=lambda length: f"{length} elements")
-def test_a_flat_partition_in_the_place_of_layers_is_refused(length: int, started: bool) -> None:
-    """As DeepSpeed's ZeRO puts it into the groups; on many ranks it is shorter than a layer."""
-    optimizer = Aida(parameters())
-    if started:
-        steps(optimizer, optimizer.param_groups[0]["params"], 1)
-    flat = torch.zeros(length, requires_grad=True)
-    optimizer.param_groups[0]["params"] = [flat]
-    flat.grad = torch.ones(length)
-    with pytest.raises(TypeError, match=r"given 3 tensors now holds a flat tensor.*ZeRO stage 0, or DDP"):
-        optimizer.step()
-    assert not flat.any()
-
-
-def test_a_parameter_flattened_by_fsdp_after_construction_is_refused() -> None:
-    params = parameters()
-    optimizer = Aida(params)
-    params[1]._fsdp_flattened = True  # the mark that torch's FSDP1 leaves
-    with pytest.raises(TypeError, match="FSDP1"):
-        steps(optimizer, params, 1)
-
-
-@over_paths(NATIVE_PATHS)
-def test_new_parameters_may_be_appended_or_grow(path: Path) -> None:
-    params = parameters(path.device)
-    optimizer = path.make(params)
-    steps(optimizer, params, 1)
-    grown = Parameter(torch.ones(9, device=path.device))
-    optimizer.param_groups[0]["params"][0] = grown
-    optimizer.param_groups[0]["params"].append(Parameter(torch.ones(7, device=path.device)))
-    steps(optimizer, optimizer.param_groups[0]["params"], 2)
-    assert int(optimizer.state[grown]["step"]) == 2
-
-
-# -- clipping by a part of the model ---------------------------------------------------------------
-
-
-def test_clip_norm_inside_a_backward_pass_is_refused() -> None:
-    params = parameters()
-    for p in params:
-        optimizer = Aida([p], clip_norm=1.0)
-        p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
-    with pytest.raises(RuntimeError, match="cannot step inside a backward pass"):
-        sum(p.sum() for p in params).backward()
-
-
-def test_clip_norm_in_an_optimizer_per_part_is_refused() -> None:
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
-    with pytest.raises(ValueError, match=r"would clip each part .*clip_grad_norm_"):
-        _apply_optimizer_in_backward(Aida, parameters(), {"clip_norm": 1.0})
-    params = parameters()
-    _apply_optimizer_in_backward(Aida, params, {"lr": 0.1})
-    sum(p.sum() for p in params).backward()
-    with pytest.raises(ValueError, match="would clip each part"):
-        params[0]._in_backward_optimizers[0].add_param_group({"params": parameters(), "clip_norm": 1.0})
 
 
 # -- threads ---------------------------------------------------------------------------------------
