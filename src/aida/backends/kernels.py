@@ -144,6 +144,23 @@ def _row_sum(partial, first, last, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _row_sums(partial, chunks, first, last, BLOCK: tl.constexpr):
+    """The same of the first three products, which takes one reduction instead of three."""
+    mm = tl.zeros((BLOCK,), tl.float64)
+    mg = tl.zeros((BLOCK,), tl.float64)
+    gg = tl.zeros((BLOCK,), tl.float64)
+    offsets = tl.arange(0, BLOCK)
+    start = first
+    while start < last:
+        mask = start + offsets < last
+        mm += tl.load(partial + start + offsets, mask=mask, other=0, cache_modifier=".cg")
+        mg += tl.load(partial + chunks + start + offsets, mask=mask, other=0, cache_modifier=".cg")
+        gg += tl.load(partial + 2 * chunks + start + offsets, mask=mask, other=0, cache_modifier=".cg")
+        start += BLOCK
+    return _three_sums(mm, mg, gg, COMPILED)
+
+
+@triton.jit
 def _is_usable(gg, clips, SINGLE: tl.constexpr):
     """rule.is_usable: NaN never is; without clipping, the squares must fit into the second moment."""
     finite = (gg - gg) == 0
@@ -256,9 +273,7 @@ def reduce_kernel(
         # acquire and release: whoever comes last sees what all others stored
         if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
             tl.store(arrivals + tensor, 0)
-            mm0 = _row_sum(partial, first, last, BLOCK)
-            mg = _row_sum(partial + chunks, first, last, BLOCK)
-            gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
+            mm0, mg, gg = _row_sums(partial, chunks, first, last, BLOCK)
             dot, mm, gg = _products(mm0, mg, gg, mine, tl.float64 == STATE)
             scale = _grad_scale(amp_scale, mine, HAS_AMP)
             _finish_scalars(
@@ -276,9 +291,9 @@ def collect_kernel(
     tensor = tl.program_id(0)
     first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
     mine = values + tl.load(run_of + tensor) * VALUES
-    gg = _row_sum(partial + 2 * chunks, first, last, BLOCK)
-    tl.store(sums + tensor, _row_sum(partial, first, last, BLOCK))
-    tl.store(sums + tensors + tensor, _row_sum(partial + chunks, first, last, BLOCK))
+    mm, mg, gg = _row_sums(partial, chunks, first, last, BLOCK)
+    tl.store(sums + tensor, mm)
+    tl.store(sums + tensors + tensor, mg)
     tl.store(sums + 2 * tensors + tensor, gg)
     clips = tl.load(mine + CLIP_NORM) != 0
     usable = _is_usable(gg, clips, SINGLE)

@@ -29,7 +29,7 @@ from aida.hyper import Hyper
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
 APPLY_CHUNK, APPLY_WARPS = 512, 1
 #: Partial sums a program adds up at a time.
-COLLECT_BLOCK = 1024
+COLLECT_BLOCK = 256
 
 #: Address rows that kernels read 16 bytes at a time.
 WIDE_ROWS = 4
