@@ -1,4 +1,4 @@
-"""From torch.optim.AdamW to Aida in a plain training loop: three lines.
+"""From torch.optim.AdamW to Aida in a plain training loop: two lines.
 
 python examples/plain_loop.py
 """

@@ -53,7 +53,7 @@ def within(seconds: float) -> Iterator[None]:
 def aida(*words: str | Path, seconds: float = 20) -> Any:
     with within(seconds), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a font without a glyph
-        found = CliRunner().invoke(app, [os.fspath(word) for word in words])
+        found = CliRunner(env={"COLUMNS": "300"}).invoke(app, [os.fspath(word) for word in words])
     assert found.exception is None, repr(found.exception)
     assert found.exit_code == 0, found.output
     assert "Traceback" not in found.output

@@ -25,7 +25,7 @@ TYPES = {
     **dict.fromkeys(("addresses", "sizes", "lr_addresses", "lr_kinds"), "*i64"),
     **dict.fromkeys(("run_of", "tensor_of", "first_chunk", "arrivals", "finite"), "*i32"),
     **dict.fromkeys(("tensors", "chunks"), "i32"),
-    **dict.fromkeys(("values", "coefficients", "sums", "squared", "squared_norm"), "*fp64"),
+    **dict.fromkeys(("values", "coefficients", "sums", "squared", "squared_norm", "partial"), "*fp64"),
 }
 NAMES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -48,7 +48,7 @@ def compiled(
     from triton.compiler import ASTSource
 
     state = "fp64" if dtype == "fp64" else "fp32"
-    types = {**TYPES, "partial": "*fp64" if clips else f"*{state}"}
+    types = dict(TYPES)
     if scales:
         types |= {"amp_scale": "*fp32", "found_inf": "*fp32"}
     given = getattr(triton.language, NAMES[dtype])
@@ -59,7 +59,9 @@ def compiled(
         "STATE": getattr(triton.language, NAMES[state]),
         "ALIGNED": aligned,
         "HAS_L2": True,
-        "GRAM": clips,
+        "CLIPS": clips,
+        "NEW": not clips and state == "fp64",
+        "SINGLE": state == "fp32",
         "MERGED": not clips,
         "PDL": not clips and generation == 90,
         "BLOCK": COLLECT_BLOCK,
