@@ -190,6 +190,16 @@ def test_a_parameter_given_twice_is_updated_once(path: Path) -> None:
     assert_close(steps(optimizer, twice), steps(path.make(once), once), rtol=0, atol=0)
 
 
+@over_paths(NATIVE_PATHS)
+def test_a_parameter_put_into_a_group_twice_is_refused(path: Path) -> None:
+    params = parameters(path.device)
+    optimizer = path.make(params)
+    steps(optimizer, params, 1)
+    optimizer.param_groups[0]["params"].append(params[0])
+    with pytest.raises(ValueError, match="in the groups twice"):
+        optimizer.step()
+
+
 # -- threads ---------------------------------------------------------------------------------------
 
 

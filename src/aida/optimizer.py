@@ -152,6 +152,7 @@ class Aida(Optimizer):
         drop_duplicates(group)
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
+        # made here: of what __init__ sets before torch's own runs, torch.compile loses this
         self.__dict__.setdefault("_given", GivenParams()).add(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -267,6 +268,8 @@ class Aida(Optimizer):
             if known is not None:
                 self._cache = cache
                 return known
+        if len(set(map(id, params))) < len(params):
+            raise ValueError("a parameter is in the groups twice, and would be updated twice; keep each once")
         batches = self._sort(hypers)
         cache = BatchCache(params, grads, self.state, batches)
         if cache.may_be_kept and not in_dispatch_mode():

@@ -31,8 +31,14 @@ def join(device: torch.device) -> torch.device:
     if not dist.is_initialized():
         # not for each run: torchrun's store would give a second group the addresses of the first
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)
+        atexit.register(_leave)
     return device
+
+
+def _leave() -> None:
+    """Leave together: a process whose peer is gone already may be aborted by gloo."""
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def rank() -> int:
