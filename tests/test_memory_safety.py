@@ -100,7 +100,9 @@ def test_a_gradient_whose_collective_is_under_way_is_waited_for() -> None:
     try:
         params = parameters()
         reduced = lambda grad: funcol.all_reduce(grad, "sum", list(range(1)))  # noqa: E731
-        assert type(reduced(torch.ones(2))).__name__ == "AsyncCollectiveTensor"
+        under_way = reduced(torch.ones(2))
+        assert type(under_way).__name__ == "AsyncCollectiveTensor"
+        under_way.wait()
         assert_close(steps(Aida(params), params, wrap=reduced), expected())
     finally:
         dist.destroy_process_group()
