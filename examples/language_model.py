@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from aida import Aida
-from aida.lab.data.text import LanguageSplits, ptb
+from aida_lab.data.text import LanguageSplits, ptb
 
 WIDTH, LAYERS, HEADS, LENGTH, BATCH = 128, 3, 4, 64, 16
 WARM_UP = 100

@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from aida.catalog import find
-from aida.drawing import save
 from aida.stepsizes import Measurement, StepsizeProbe
+from aida.stepsizes.drawing import save
 from aida.stepsizes.plots import draw
 from aida.stepsizes.sinks import JsonLines, read_jsonl
 

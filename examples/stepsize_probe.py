@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from aida import Aida, StepsizeProbe
-from aida.drawing import save
 from aida.stepsizes import JsonLines, explain, read_jsonl
+from aida.stepsizes.drawing import save
 from aida.stepsizes.plots import draw
 
 STEPS, BATCH = 300, 64

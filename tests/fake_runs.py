@@ -10,11 +10,11 @@ import time
 import warnings
 from pathlib import Path
 
-from aida.lab.events import Event
-from aida.lab.options import Options
-from aida.lab.runs.store import RunFolder
-from aida.lab.spec import RunSpec
-from aida.lab.train import Interrupted
+from aida_lab.events import Event
+from aida_lab.runs.store import RunFolder
+from aida_lab.spec import RunSpec
+from aida_lab.training.options import Options
+from aida_lab.training.run import Interrupted
 
 
 def spec(seed: int, epochs: int = 2, **do) -> RunSpec:
@@ -44,7 +44,7 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list
     if does == "raise":
         raise ValueError(f"seed {spec.seed} was asked to fail\nat length")
     if does == "dead-gpu":  # as after a failed assertion in a kernel
-        sys.modules["aida.lab.queue.worker"].gpu_is_usable = lambda: False
+        sys.modules["aida_lab.workers.worker"].gpu_is_usable = lambda: False
         raise RuntimeError("CUDA error: device-side assert triggered")
     if does == "exit":
         print("the last words of the process", file=sys.stderr, flush=True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from aida.lab import distributed
-from aida.lab.data.sets import DataSet, ImageTree
-from aida.lab.spec import RunSpec
-from aida.lab.task import Setting, Task
-from aida.lab.tasks.image_folder import ImageFolders
+from aida_lab import distributed
+from aida_lab.data.sets import DataSet, ImageTree
+from aida_lab.spec import RunSpec
+from aida_lab.task import Setting, Task
+from aida_lab.tasks.image_folder import ImageFolders
 
 CLASSES, SIZE = 3, 16
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from aida.lab.options import Options
-from aida.lab.spec import RunSpec
-from aida.lab.train import run
+from aida_lab.spec import RunSpec
+from aida_lab.training.options import Options
+from aida_lab.training.run import run
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aida.lab.models.lstm import AwdLstm
-from aida.lab.models.transformer import Transformer
+from aida_lab.models.lstm import AwdLstm
+from aida_lab.models.transformer import Transformer
 
 #: Multi30k's padding word.
 PAD = 1

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from aida.lab.data import DataError, local, sets
+from aida_lab.data import DataError, local, sets
 
 
 def needs(data: sets.DataSet, *, tokenised: bool = False) -> pytest.MarkDecorator:

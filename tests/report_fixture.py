@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from aida.catalog import find
-from aida.lab.schedules import Constant
-from aida.lab.spec import Experiment, Metric, PaperFigure, RunSpec
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
+from aida_lab.schedules import Constant
+from aida_lab.spec import Experiment, Metric, PaperFigure, RunSpec
 
 ACCURACY = Metric("accuracy", "test accuracy, %", "higher")
 PERPLEXITY = Metric("valid_ppl", "validation perplexity", "lower")

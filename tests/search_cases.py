@@ -19,20 +19,20 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from aida.lab.events import Event
-from aida.lab.experiments import find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.queue.jobs import Jobs
-from aida.lab.queue.stopping import Stop
-from aida.lab.runs.store import RunFolder
-from aida.lab.search import liveness
-from aida.lab.search.plan import Plan, plan_of
-from aida.lab.search.protocol import Protocol, Search
-from aida.lab.search.space import as_text
-from aida.lab.search.storage import Storage, sqlite_in
-from aida.lab.search.trials import CONFIGURATION, Register
-from aida.lab.spec import RunSpec
+from aida_lab.events import Event
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.runs.store import RunFolder
+from aida_lab.search import liveness
+from aida_lab.search.plan import Plan, plan_of
+from aida_lab.search.protocol import Protocol, Search
+from aida_lab.search.space import as_text
+from aida_lab.search.storage import Storage, sqlite_in
+from aida_lab.search.trials import CONFIGURATION, Register
+from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
+from aida_lab.training.options import Options
+from aida_lab.workers.jobs import Jobs
 from store_cases import PROCESSES
 
 #: What a worker imports, once for all workers.
@@ -46,9 +46,9 @@ PROCESSES.set_forkserver_preload(
         "sqlalchemy.dialects.sqlite.pysqlite",
         "optuna.storages._rdb.models",
         "alembic.command",
-        "aida.cli",
-        "aida.lab.watching.display",
-        "aida.lab.tasks.classification",
+        "aida_lab.cli",
+        "aida_lab.progress.display",
+        "aida_lab.tasks.classification",
         __name__,
     ]
 )
@@ -127,7 +127,7 @@ class Worker:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
         with pytest.MonkeyPatch.context() as patch:
             # without training there is nothing to collect, which takes half a second where so much is imported
-            patch.setattr("aida.lab.queue.attempt._tidy", lambda: None)
+            patch.setattr("aida_lab.workers.attempt._tidy", lambda: None)
             Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ def command(words: Sequence[str], log: Path, system: str) -> None:
     """``aida search`` with these words, on a machine of that name: what happens in the process of a worker."""
     import torch
 
-    from aida.cli import app
+    from aida_lab.cli import app
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)

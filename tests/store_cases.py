@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from aida.lab.runs.checkpoints import checkpoint_files
-from aida.lab.runs.store import RunFolder
-from aida.lab.spec import RunSpec
+from aida_lab.runs.checkpoints import checkpoint_files
+from aida_lab.runs.store import RunFolder
+from aida_lab.spec import RunSpec
 
 SPEC = RunSpec("digits", "adam", {"lr": 1e-3, "betas": [0.9, 0.999]}, seed=0, epochs=2, batch=64, precision="fp32")
 RESULT = {
@@ -28,7 +28,7 @@ RESULT = {
 
 #: Processes that begin as forks of a clean one with torch loaded: twenty of them start in the time of one.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "pytest", "aida.lab.runs.store"])
+PROCESSES.set_forkserver_preload(["torch", "pytest", "aida_lab.runs.store"])
 
 
 def weights_at(step: int, size: int = 4) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from aida._version import __version__
 from aida.catalog import catalog, find
-from aida.cli import app
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
-from aida.version import __version__
+from aida_lab.cli import app
 
 
 def call(*words: object):
@@ -139,7 +139,7 @@ def test_theory_writes_its_table_and_figure(tmp_path):
 )
 def test_without_the_extra_a_command_says_so_in_one_line(missing, words, line):
     block = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['aida', *{words!r}]"
-    code = f"{block}; from aida.cli import main; main()"
+    code = f"{block}; from aida_lab.cli import main; main()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert found.stderr.strip() == line
@@ -147,7 +147,7 @@ def test_without_the_extra_a_command_says_so_in_one_line(missing, words, line):
 
 def test_help_answers_without_importing_the_lab():
     code = (
-        "import sys; from aida.cli import app; from typer.testing import CliRunner;"
+        "import sys; from aida_lab.cli import app; from typer.testing import CliRunner;"
         "CliRunner().invoke(app, ['--help']);"
         "print('matplotlib' in sys.modules, 'sklearn' in sys.modules, 'aida.catalog' in sys.modules)"
     )

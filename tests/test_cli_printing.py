@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from aida.cli import app, printing
-from aida.lab.events import Event
-from aida.lab.runs.files import one_line, printable
-from aida.lab.watching.display import shown
-from aida.lab.watching.standing import Board
+from aida_lab.cli import app, printing
+from aida_lab.events import Event
+from aida_lab.progress.display import shown
+from aida_lab.progress.status import Board
+from aida_lab.runs.files import one_line, printable
 from fake_runs import spec
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b5n\u202e\ud800\r"

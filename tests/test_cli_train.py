@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab.experiments import experiments
-from aida.lab.runs.store import read_curve, scan
+from aida_lab.cli import app
+from aida_lab.experiments import experiments
+from aida_lab.runs.store import read_curve, scan
 
 QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu")
 
@@ -178,7 +178,7 @@ def test_processes_that_train_take_no_module_of_python_from_where_one_works(fold
     (folder / "theirs.py").write_text("")
     for name in ("random", "argparse", "sklearn"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was imported')")
-    start = "import sys; sys.path.remove(''); from aida.cli import app; app()"  # as the script does that pip installs
+    start = "import sys; sys.path.remove(''); from aida_lab.cli import app; app()"  # as in the script that pip installs
     words = ["train", "digits", "--optimizer", "own:Own", "--set", "lr=0.01", "--jobs", "2", "--seeds", "0,1", *QUICK]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -275,7 +275,7 @@ def test_a_run_whose_curve_was_lost_is_not_called_done():
 
 
 def test_ctrl_c_saves_and_the_same_words_go_on(folder):
-    words = [sys.executable, "-m", "aida", "train", "digits", "--limit", "2", "--device", "cpu"]
+    words = [sys.executable, "-m", "aida_lab", "train", "digits", "--limit", "2", "--device", "cpu"]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen([*words, "--epochs", "100000"], stdout=subprocess.PIPE, text=True, env=here)
     assert process.stdout.readline().startswith("aida-k2 seed 0: started")

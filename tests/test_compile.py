@@ -126,7 +126,7 @@ def test_tensor_lr_changes_without_a_new_compilation(path: Kwargs, fullgraph: bo
 
 
 def test_float_lr_does_not_recompile_when_it_changes() -> None:
-    # torch alone would take the number for a constant until it changes: aida.tracing lends it a tensor
+    # torch alone would take the number for a constant until it changes: aida._step.tracing lends it a tensor
     counter = CompileCounter()
     pair = Pair(counter, lr=0.1)
     schedulers = [ExponentialLR(optimizer, gamma=0.7) for optimizer in pair.optimizers]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.cli.demo import METHODS
-from aida.lab.runs.store import scan
+from aida_lab.cli import app
+from aida_lab.cli.demo import METHODS
+from aida_lab.runs.store import scan
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from aida.catalog import find
-from aida.lab.data.text import number_words
 from aida.stepsizes import read_jsonl
+from aida_lab.data.text import number_words
 
 pytest.importorskip("sklearn", reason="the examples learn scikit-learn's digits")
 
@@ -163,7 +163,7 @@ def test_a_language_model_learns_with_a_small_eps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [" ".join(f"w{(start + 3 * word) % 40}" for word in range(20)) for start in range(40)] * 2
-    monkeypatch.setattr("aida.lab.data.text.ptb", lambda _: number_words(lines, lines, lines))
+    monkeypatch.setattr("aida_lab.data.text.ptb", lambda _: number_words(lines, lines, lines))
     monkeypatch.setattr(sys, "argv", ["language_model.py", "--steps", "60", "--lr", "3e-3", "--eps", "1e-8", "1e-12"])
     output = run_source((EXAMPLES / "language_model.py").read_text(), capsys)
     adamw, large, small = map(float, re.findall(r"validation loss ([\d.]+)", output))

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aida.lab.data import sets
-from aida.lab.frechet import efficientnet, inception
-from aida.lab.frechet.cache import cached_moments
-from aida.lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
-from aida.lab.frechet.inception import InceptionV3, load_inception
-from aida.lab.frechet.moments import Moments, frechet_distance
-from aida.lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida.lab.frechet.pictures import as_saved
-from aida.lab.frechet.weights import WeightsError
+from aida_lab.data import sets
+from aida_lab.frechet import efficientnet, inception
+from aida_lab.frechet.cache import cached_moments
+from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
+from aida_lab.frechet.inception import InceptionV3, load_inception
+from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
+from aida_lab.frechet.pictures import as_saved
+from aida_lab.frechet.weights import WeightsError
 from lab_cases import one_thread_and_a_seed
 from real_data import needs
 
@@ -176,7 +176,7 @@ def test_lite0_gives_the_features_of_the_published_implementation() -> None:
 def test_lite0_knows_photographs() -> None:
     needs_lite0()
     pytest.importorskip("PIL")
-    from aida.lab.data.folders import decode, image_folder, pixels
+    from aida_lab.data.folders import decode, image_folder, pixels
 
     photographs = image_folder(sets.IMAGENET_SAMPLE, "val")
     # places among ImageNet's thousand classes of the sample's ten

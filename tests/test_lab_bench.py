@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab.bench import Timing
+from aida_lab.bench import Timing
+from aida_lab.cli import app
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
@@ -67,7 +67,7 @@ def test_epochs_of_a_run_that_diverged_are_no_timing(tmp_path: Path, jobs: str, 
     (tmp_path / "hopeless.py").write_text(HOPELESS)
     words = ["--epochs", "1", "--limit", "3", "--optimizer", "hopeless:Hopeless", "--jobs", jobs, "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", "aida", "bench", "train", "digits", *words]
+    command = [sys.executable, "-m", "aida_lab", "bench", "train", "digits", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aida.lab.runs.checkpoints import save_checkpoint
-from aida.lab.runs.store import DONE, RunFolder, RunLostError, StoreError, read_run
+from aida_lab.runs.checkpoints import save_checkpoint
+from aida_lab.runs.store import DONE, RunFolder, RunLostError, StoreError, read_run
 from store_cases import RESULT, SPEC, advance, checkpoints, reopened, silently_loaded, weights_at
 
 
@@ -160,7 +160,7 @@ def test_where_locks_keep_nobody_out_the_second_has_the_folder(folder, monkeypat
 def test_a_lock_on_a_full_disk_is_still_ours(tmp_path, monkeypatch):
     monkeypatch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with monkeypatch.context() as patch:
-        patch.setattr("aida.lab.runs.store._keep_spec", lambda *_: None)
+        patch.setattr("aida_lab.runs.store._keep_spec", lambda *_: None)
         folder = RunFolder.open(tmp_path, SPEC)
     monkeypatch.undo()
     with folder:

@@ -12,16 +12,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab import environment, train
-from aida.lab.data import local, sets
-from aida.lab.environment import changes
-from aida.lab.experiments import find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.outside import outside, source_of
-from aida.lab.runs.store import StoreError, read_run, read_sessions, scan
-from aida.lab.train import Interrupted, run
+from aida_lab.cli import app
+from aida_lab.data import local, sets
+from aida_lab.experiments import find_experiment
+from aida_lab.external import outside, source_of
+from aida_lab.request import Order
+from aida_lab.runs.store import StoreError, read_run, read_sessions, scan
+from aida_lab.training import environment
+from aida_lab.training import run as train
+from aida_lab.training.environment import changes
+from aida_lab.training.options import Options
+from aida_lab.training.run import Interrupted, run
 
 CPU = Options(device="cpu", threads=1)
 QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu", "--set", "lr=0.01")
@@ -163,7 +164,7 @@ def test_a_run_on_other_data_is_trained_again_and_one_on_data_that_is_not_there_
     monkeypatch.setattr(local, "_digits_sum", lambda: "other")
     assert "digits was changed since (md5 " in call("train", "digits", *QUICK).output
     assert "skipped" in call("train", "digits", *QUICK).output
-    monkeypatch.setattr("aida.lab.provenance.checksum", lambda data, root: None)
+    monkeypatch.setattr("aida_lab.training.provenance.checksum", lambda data, root: None)
     assert "skipped" in call("train", "digits", *QUICK).output
     (record,) = scan("runs")
     assert len(read_sessions(record.path)) == 2

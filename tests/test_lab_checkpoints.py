@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from aida.lab.runs.checkpoints import checkpoint_files
-from aida.lab.runs.store import RunFolder, StoreError
+from aida_lab.runs.checkpoints import checkpoint_files
+from aida_lab.runs.store import RunFolder, StoreError
 from store_cases import (
     SPEC,
     advance,

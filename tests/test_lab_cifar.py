@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from aida.lab.data import images, sets
-from aida.lab.experiments import find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.task import Setting
-from aida.lab.tasks.classification import PADDING, Classification, Crops, cut
-from aida.lab.train import run
+from aida_lab.data import images, sets
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.task import Setting
+from aida_lab.tasks.classification import PADDING, Classification, Crops, cut
+from aida_lab.training.options import Options
+from aida_lab.training.run import run
 from real_data import needs
 
 EXPERIMENTS = ("vgg11-cifar10", "vgg11-cifar100", "resnet34-cifar10", "resnet34-cifar100")

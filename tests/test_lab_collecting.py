@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab.runs.collecting import collect
-from aida.lab.runs.store import read_run, scan
+from aida_lab.cli import app
+from aida_lab.runs.collecting import collect
+from aida_lab.runs.store import read_run, scan
 from report_fixture import spec, write_run
 
 

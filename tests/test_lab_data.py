@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab.data import fetch, local, sets
-from aida.lab.data.download import Patience
-from aida.lab.data.errors import DataError
-from aida.lab.data.fetch import get, import_from
-from aida.lab.data.root import data_root
-from aida.lab.data.sets import DataFile, DataSet, Download, ImageTree
+from aida_lab.cli import app
+from aida_lab.data import fetch, local, sets
+from aida_lab.data.download import Patience
+from aida_lab.data.errors import DataError
+from aida_lab.data.fetch import get, import_from
+from aida_lab.data.root import data_root
+from aida_lab.data.sets import DataFile, DataSet, Download, ImageTree
 from loopback import Answer, serving
 
 CONTENT = random.Random(0).randbytes(300_000)

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from aida.lab.events import Event
-from aida.lab.experiments import find_experiment
-from aida.lab.order import Order
-from aida.lab.watching.display import Lines, shown
-from aida.lab.watching.standing import Board, duration, in_words
+from aida_lab.events import Event
+from aida_lab.experiments import find_experiment
+from aida_lab.progress.display import Lines, shown
+from aida_lab.progress.status import Board, duration, in_words
+from aida_lab.request import Order
 
 DIGITS = find_experiment("digits")
 METRIC = DIGITS.metrics[DIGITS.variants[0]].key

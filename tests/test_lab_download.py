@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aida.lab.data.download import Patience, download
-from aida.lab.data.errors import DataError
-from aida.lab.data.progress import shown
-from aida.lab.data.sets import Download
+from aida_lab.data.download import Patience, download
+from aida_lab.data.errors import DataError
+from aida_lab.data.progress import shown
+from aida_lab.data.sets import Download
 from loopback import Answer, serving
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -165,7 +165,7 @@ def test_a_terminal_gets_a_bar():
 
 def test_a_killed_get_goes_on(tmp_path):
     code = (
-        "import sys; from aida.lab.data.download import download; from aida.lab.data.sets import Download;"
+        "import sys; from aida_lab.data.download import download; from aida_lab.data.sets import Download;"
         "from pathlib import Path; import os, signal;"
         "stop = lambda name, here, total: here >= 100_000 and os.kill(os.getpid(), signal.SIGKILL);"
         "download(Download(sys.argv[1]), Path(sys.argv[2]), progress=stop)"

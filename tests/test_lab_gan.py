@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.optim import SGD, Optimizer
 
-from aida.lab.data import sets
-from aida.lab.data.sets import DataFile
-from aida.lab.environment import set_up
-from aida.lab.experiments import find_experiment
-from aida.lab.frechet import efficientnet
-from aida.lab.frechet.networks import FeatureNetwork
-from aida.lab.models.wgan import NOISE, Critic, Generator
-from aida.lab.spec import RunSpec
-from aida.lab.steps import PLAIN_STEPS, GraphSteps, PlainSteps
-from aida.lab.task import Setting
-from aida.lab.tasks import gan
-from aida.lab.tasks.gan import WganGp, doubled, normalised
+from aida_lab.data import sets
+from aida_lab.data.sets import DataFile
+from aida_lab.experiments import find_experiment
+from aida_lab.frechet import efficientnet
+from aida_lab.frechet.networks import FeatureNetwork
+from aida_lab.models.wgan import NOISE, Critic, Generator
+from aida_lab.spec import RunSpec
+from aida_lab.task import Setting
+from aida_lab.tasks import gan
+from aida_lab.tasks.gan import WganGp, doubled, normalised
+from aida_lab.training.environment import set_up
+from aida_lab.training.steps import PLAIN_STEPS, GraphSteps, PlainSteps
 from lab_cases import one_thread_and_a_seed
 from real_data import needs
 

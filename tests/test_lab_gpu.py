@@ -11,17 +11,17 @@ import torch
 
 from aida.baselines.contract import Baseline
 from aida.catalog import catalog
-from aida.lab.data import images, translation
-from aida.lab.experiments import find_experiment
-from aida.lab.optimizers import build
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.runs.store import read_curve
-from aida.lab.spec import RunSpec
-from aida.lab.steps import PLAIN_STEPS, GraphSteps
-from aida.lab.switching import as_asgd
-from aida.lab.train import Interrupted, own_stream, run
-from aida.lab.training import Training
+from aida_lab.data import images, translation
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.runs.store import read_curve
+from aida_lab.spec import RunSpec
+from aida_lab.training.loop import Training
+from aida_lab.training.optimizers import build
+from aida_lab.training.options import Options
+from aida_lab.training.run import Interrupted, own_stream, run
+from aida_lab.training.steps import PLAIN_STEPS, GraphSteps
+from aida_lab.training.switching import as_asgd
 from text_runs import VOCABULARY, pairs
 
 pytestmark = pytest.mark.gpu

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
 
-from aida.lab import distributed
-from aida.lab.data import batches, folders, sets
-from aida.lab.data.batches import Batches, Pass, Views
-from aida.lab.data.errors import DataError
-from aida.lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
-from aida.lab.data.sets import DataSet
-from aida.lab.experiments import find_experiment
-from aida.lab.task import Setting
-from aida.lab.tasks.image_folder import ImageFolders
+from aida_lab import distributed
+from aida_lab.data import batches, folders, sets
+from aida_lab.data.batches import Batches, Pass, Views
+from aida_lab.data.errors import DataError
+from aida_lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
+from aida_lab.data.sets import DataSet
+from aida_lab.experiments import find_experiment
+from aida_lab.task import Setting
+from aida_lab.tasks.image_folder import ImageFolders
 from image_trees import CLASSES, SIZE, SmallNet, grow, spec, trained_losses
 from lab_cases import one_thread_and_a_seed
 from real_data import needs

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from aida.lab.options import Options
-from aida.lab.queue import jobs as jobs_module
-from aida.lab.queue.attempt import Outcome
-from aida.lab.queue.jobs import Jobs
-from aida.lab.queue.mps import Sharing
-from aida.lab.queue.stopping import Stop
-from aida.lab.queue.worker import read_request, request
-from aida.lab.runs.store import RunFolder, read_run, read_sessions
+from aida_lab.runs.store import RunFolder, read_run, read_sessions
+from aida_lab.stopping import Stop
+from aida_lab.training.options import Options
+from aida_lab.workers import jobs as jobs_module
+from aida_lab.workers.attempt import Outcome
+from aida_lab.workers.jobs import Jobs
+from aida_lab.workers.mps import Sharing
+from aida_lab.workers.worker import read_request, request
 from fake_runs import spec
 
 CPU = Options(device="cpu")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from aida.catalog import catalog
-from aida.lab.data import sets
-from aida.lab.data.text import batchify
-from aida.lab.experiments.ptb import EXPERIMENTS
-from aida.lab.models.lstm import AwdLstm, WeightDrop
-from aida.lab.task import Setting, stream
-from aida.lab.tasks import language, reading
-from aida.lab.tasks.language import LanguageTask, stretches
+from aida_lab.data import sets
+from aida_lab.data.text import batchify
+from aida_lab.experiments.ptb import EXPERIMENTS
+from aida_lab.models.lstm import AwdLstm, WeightDrop
+from aida_lab.task import Setting, stream
+from aida_lab.tasks import language, reading
+from aida_lab.tasks.language import LanguageTask, stretches
 from lab_cases import one_thread_and_a_seed, words
 from real_data import needs
 from text_runs import assert_resumes_within_an_epoch, setting, sgd, steps

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from aida.lab.runs.files import StoreError, append_line, open_regular, read_regular, sync, write_whole
-from aida.lab.runs.lock import Lock, is_held
-from aida.lab.runs.store import RunFolder, scan
+from aida_lab.runs.files import StoreError, append_line, open_regular, read_regular, sync, write_whole
+from aida_lab.runs.lock import Lock, is_held
+from aida_lab.runs.store import RunFolder, scan
 from report_fixture import spec, write_run
 from store_cases import RESULT, SPEC, advance
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import aida
-from aida.lab import models
-from aida.lab.models.digits import DigitsNet
-from aida.lab.models.lstm import AwdLstm
-from aida.lab.models.resnet import ResNet, resnet18_imagenet, resnet34_cifar
-from aida.lab.models.stem import Stem
-from aida.lab.models.transformer import Transformer
-from aida.lab.models.vgg import VGG11
-from aida.lab.models.wgan import NOISE, Critic, Generator
+from aida_lab import models
+from aida_lab.models.digits import DigitsNet
+from aida_lab.models.lstm import AwdLstm
+from aida_lab.models.resnet import ResNet, resnet18_imagenet, resnet34_cifar
+from aida_lab.models.stem import Stem
+from aida_lab.models.transformer import Transformer
+from aida_lab.models.vgg import VGG11
+from aida_lab.models.wgan import NOISE, Critic, Generator
 from lab_cases import language_loss, one_thread_and_a_seed, tiny_transformer, translation_loss, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
@@ -126,7 +126,7 @@ def test_models_import_nothing_but_torch_and_each_other() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            roots = {name.split(".")[0] for name in names if not name.startswith("aida.lab.models.")}
+            roots = {name.split(".")[0] for name in names if not name.startswith("aida_lab.models.")}
             assert roots <= {"__future__", "math", "typing", "torch"}, f"{path.name} imports {roots}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aida.lab.queue import mps
+from aida_lab.workers import mps
 
 #: As the real one answers: code 1 where no daemon listens in the folder that the environment names.
 CONTROL = """#!/bin/sh
@@ -109,7 +109,7 @@ def test_the_daemon_stays_for_processes_that_still_save_and_ends_after_them(cont
     """Killed, we cannot end it ourselves."""
     code = """
 import os, subprocess, sys, time
-from aida.lab.queue import mps
+from aida_lab.workers import mps
 mps._CLIENT = "pass"
 with mps.shared_gpu() as sharing:
     subprocess.Popen(["sleep", "1.5"], pass_fds=sharing.held)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from aida.lab.experiments import find_experiment
-from aida.lab.order import Order
-from aida.lab.settings_text import SettingError, as_typed, parse_seeds, parse_settings
-from aida.lab.watching.labels import differing, labels
+from aida_lab.experiments import find_experiment
+from aida_lab.parsing import SettingError, as_typed, parse_seeds, parse_settings
+from aida_lab.progress.labels import differing, labels
+from aida_lab.request import Order
 
 DIGITS = find_experiment("digits")
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aida.lab.data import images, local, sets, text, translation
-from aida.lab.data.errors import DataError
-from aida.lab.data.fetch import import_from
-from aida.lab.data.sets import DataFile
+from aida_lab.data import images, local, sets, text, translation
+from aida_lab.data.errors import DataError
+from aida_lab.data.fetch import import_from
+from aida_lab.data.sets import DataFile
 from real_data import needs
 
 
@@ -179,7 +179,7 @@ def test_a_cache_of_other_sentences_or_a_damaged_one_is_made_again(small_multi30
 def test_without_spacy_and_cache_one_line_says_what_to_do():
     code = (
         "import sys; sys.modules['spacy'] = None\n"
-        "from aida.lab.data import DataError; from aida.lab.data.translation import _spacy\n"
+        "from aida_lab.data import DataError; from aida_lab.data.translation import _spacy\n"
         "try: _spacy('de')\n"
         "except DataError as error: print(error)"
     )

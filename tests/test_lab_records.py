@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import aida.lab
-from aida.lab.runs.store import RunFolder, RunRecord, StoreError, read_curve, read_run, scan
+import aida_lab
+from aida_lab.runs.store import RunFolder, RunRecord, StoreError, read_curve, read_run, scan
 from store_cases import RESULT, SPEC, advance, hold, process
 
 
@@ -240,7 +240,7 @@ def test_thousands_of_runs_are_listed_in_seconds(tmp_path):
 
 @pytest.mark.parametrize("name", ["store", "records", "files", "lock", "checkpoints"])
 def test_the_store_itself_needs_no_torch_before_it_saves(name):
-    tree = ast.parse((Path(aida.lab.__file__).parent / "runs" / f"{name}.py").read_text())
+    tree = ast.parse((Path(aida_lab.__file__).parent / "runs" / f"{name}.py").read_text())
     tops = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert tops
     assert not any("torch" in ast.unparse(node) for node in tops)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from aida.lab.runs.store import RunBusyError, RunFolder, StoreError, read_sessions, writing
 from aida.stepsizes.sinks import JsonLines
+from aida_lab.runs.store import RunBusyError, RunFolder, StoreError, read_sessions, writing
 from store_cases import (
     RESULT,
     SPEC,

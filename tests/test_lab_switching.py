@@ -8,14 +8,14 @@ import random
 import pytest
 import torch
 
-from aida.lab.data import text
-from aida.lab.experiments import find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.schedules import Restarted, StepDecay
-from aida.lab.spec import RunSpec, Switch
-from aida.lab.switching import Switching
-from aida.lab.training import Training
+from aida_lab.data import text
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.schedules import Restarted, StepDecay
+from aida_lab.spec import RunSpec, Switch
+from aida_lab.training.loop import Training
+from aida_lab.training.options import Options
+from aida_lab.training.switching import Switching
 from lab_cases import one_thread_and_a_seed, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)

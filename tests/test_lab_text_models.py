@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import aida
-from aida.lab.models import lstm, transformer
-from aida.lab.models.layout import Layout, whole
-from aida.lab.models.lstm import (
+from aida_lab.models import lstm, transformer
+from aida_lab.models.layout import Layout, whole
+from aida_lab.models.lstm import (
     AwdLstm,
     WeightDrop,
     WeightDropLSTM,
@@ -20,7 +20,7 @@ from aida.lab.models.lstm import (
     in_one_chunk,
     locked_dropout,
 )
-from aida.lab.models.transformer import Transformer, attend, sinusoid
+from aida_lab.models.transformer import Transformer, attend, sinusoid
 from lab_cases import PAD, language_loss, one_thread_and_a_seed, tiny_transformer, translation_loss, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)

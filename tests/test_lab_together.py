@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from aida.lab.events import Event
-from aida.lab.experiments import find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.queue import stopping
-from aida.lab.queue.jobs import Jobs
-from aida.lab.queue.stopping import Stop
-from aida.lab.runs.store import RunFolder, read_curve, read_run, scan
-from aida.lab.train import run
+from aida_lab.events import Event
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.runs.store import RunFolder, read_curve, read_run, scan
+from aida_lab.stopping import Stop
+from aida_lab.training.options import Options
+from aida_lab.training.run import run
+from aida_lab.workers import stopping
+from aida_lab.workers.jobs import Jobs
 from fake_runs import spec
 
 CPU = Options(device="cpu", threads=1)
@@ -75,7 +75,7 @@ def test_who_waits_can_be_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_two_identical_commands_at_once_both_end_well(tmp_path):
-    words = [sys.executable, "-m", "aida", "train", "digits", "--epochs", "9", "--seeds", "0,1", "--device", "cpu"]
+    words = [sys.executable, "-m", "aida_lab", "train", "digits", "--epochs", "9", "--seeds", "0,1", "--device", "cpu"]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     both = [
         subprocess.Popen(words, cwd=tmp_path, env=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -161,7 +161,7 @@ def test_a_stop_is_known_while_it_is_entered():
 
 
 def test_a_run_begun_after_a_stop_was_asked_saves_itself_at_once(tmp_path: Path):
-    from aida.lab.train import Interrupted
+    from aida_lab.training.run import Interrupted
 
     with Stop() as stop:
         stop.ask()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from aida.lab.experiments import find_experiment
-from aida.lab.order import Order
-from aida.lab.runs.store import scan
-from aida.lab.spec import RunSpec
+from aida_lab.experiments import find_experiment
+from aida_lab.request import Order
+from aida_lab.runs.store import scan
+from aida_lab.spec import RunSpec
 
 pytest.importorskip("PIL", reason="reads JPEG files")
 pytestmark = pytest.mark.slow

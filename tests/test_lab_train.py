@@ -18,17 +18,17 @@ import pytest
 import torch
 
 from aida.catalog import catalog
-from aida.lab.events import Event
-from aida.lab.experiments import experiments, find_experiment
-from aida.lab.options import Options
-from aida.lab.order import Order
-from aida.lab.queue.jobs import Jobs
-from aida.lab.queue.stopping import Stop
-from aida.lab.runs.store import RunFolder, StoreError, read_curve
-from aida.lab.spec import RunSpec
-from aida.lab.tasks.classification import Classification
-from aida.lab.train import Interrupted, run
-from aida.lab.training import Training
+from aida_lab.events import Event
+from aida_lab.experiments import experiments, find_experiment
+from aida_lab.request import Order
+from aida_lab.runs.store import RunFolder, StoreError, read_curve
+from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
+from aida_lab.tasks.classification import Classification
+from aida_lab.training.loop import Training
+from aida_lab.training.options import Options
+from aida_lab.training.run import Interrupted, run
+from aida_lab.workers.jobs import Jobs
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
@@ -267,7 +267,7 @@ def test_a_run_killed_twenty_times_ends_as_if_never_killed(tmp_path: Path) -> No
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
-    from aida.lab.runs.store import RunBusyError
+    from aida_lab.runs.store import RunBusyError
 
     with RunFolder.open(tmp_path, digits()), pytest.raises(RunBusyError):
         run(digits(), tmp_path, CPU)

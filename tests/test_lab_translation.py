@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aida.catalog import catalog
-from aida.lab.data import sets
-from aida.lab.data.translation import PAD, Pairs, Sentences
-from aida.lab.experiments.multi30k import EXPERIMENTS
-from aida.lab.models.transformer import Transformer
-from aida.lab.task import Setting
-from aida.lab.tasks import translation
-from aida.lab.tasks.packing import Place, first_fit
-from aida.lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
+from aida_lab.data import sets
+from aida_lab.data.translation import PAD, Pairs, Sentences
+from aida_lab.experiments.multi30k import EXPERIMENTS
+from aida_lab.models.transformer import Transformer
+from aida_lab.task import Setting
+from aida_lab.tasks import translation
+from aida_lab.tasks.packing import Place, first_fit
+from aida_lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
 from real_data import needs
 from text_runs import assert_resumes_within_an_epoch, pairs, setting, sgd, steps
@@ -310,7 +310,7 @@ def test_a_short_run_on_the_real_sentences() -> None:
 
 @needs(sets.MULTI30K, tokenised=True)
 def test_nearly_all_batches_of_the_real_sentences_are_of_one_kind() -> None:
-    from aida.lab.data.translation import multi30k
+    from aida_lab.data.translation import multi30k
 
     real = multi30k()
     task = TranslationTask(setting(batch=200), tiny_transformer(), real.train, real.valid)

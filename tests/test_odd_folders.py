@@ -17,9 +17,9 @@ import typer.main
 import typer.testing
 from typer.testing import CliRunner
 
-import aida.report.build as build
-from aida.cli import app
-from aida.lab.runs.records import scan
+import aida_lab.report.build as build
+from aida_lab.cli import app
+from aida_lab.runs.records import scan
 from odd_folders import CASES, FILES, SECRET, Case, make
 from report_fixture import spec, write_run, write_stepsizes
 

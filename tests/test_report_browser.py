@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import aida.report.build as build
-from aida.report.build import read, write
+import aida_lab.report.build as build
+from aida_lab.report.build import read, write
 from browser import ADVICE, Browser, find_chromium
 from odd_folders import CASES, make
 from report_fixture import SHOWN, spec, write_showcase, write_stepsizes

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from aida.drawing import literal, new_figure, save
-from aida.lab.runs.files import printable
-from aida.report import formats
-from aida.report.build import read, write
-from aida.report.collect import collect
-from aida.report.grids import Field, Head, grid
-from aida.report.naming import file_name
+from aida.stepsizes.drawing import literal, new_figure, save
+from aida_lab.report import formats
+from aida_lab.report.build import read, write
+from aida_lab.report.collect import collect
+from aida_lab.report.grids import Field, Head, grid
+from aida_lab.report.naming import file_name
+from aida_lab.runs.files import printable
 from odd_folders import NAMES
 from report_fixture import EXPERIMENTS, spec, write_run
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from aida.report import formats, tables
-from aida.report.build import read, write, write_tables
-from aida.report.collect import collect
-from aida.report.listings import glance
-from aida.report.payload import payload
+from aida_lab.report import formats, tables
+from aida_lab.report.build import read, write, write_tables
+from aida_lab.report.collect import collect
+from aida_lab.report.listings import glance
+from aida_lab.report.payload import payload
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import EXPERIMENTS, begin_run, spec, write_run
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import aida.report.build as build
-from aida.cli import app
-from aida.lab.runs.files import StoreError
-from aida.report.build import read, write
-from aida.report.collect import collect
-from aida.report.publish import LIST, publishing
+import aida_lab.report.build as build
+from aida_lab.cli import app
+from aida_lab.report.build import read, write
+from aida_lab.report.collect import collect
+from aida_lab.report.publish import LIST, publishing
+from aida_lab.runs.files import StoreError
 from report_fixture import EXPERIMENTS, spec, write_run, write_stepsizes
 
 MARK = "</html>"
@@ -79,7 +79,7 @@ def test_a_kill_at_any_moment_leaves_every_file_whole_and_listed(tmp_path, seed)
 def test_the_command_killed_again_and_again_never_leaves_an_empty_page(tmp_path):
     write_run(tmp_path / "runs", spec(experiment="digits", epochs=3), [90.0, 91.0, 92.0])
     out = tmp_path / "report"
-    command = [sys.executable, "-m", "aida", "report", str(tmp_path / "runs"), "--out", str(out)]
+    command = [sys.executable, "-m", "aida_lab", "report", str(tmp_path / "runs"), "--out", str(out)]
     began = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
     took = time.monotonic() - began

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from aida.lab.experiments import experiments
+from aida_lab.experiments import experiments
 from browser import Browser, find_chromium
 from report_fixture import learning_curve, spec, write_run
 
@@ -31,7 +31,7 @@ def say():
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(time.process_time(), most, file=sys.stderr)
 atexit.register(say)
-from aida.cli import main
+from aida_lab.cli import main
 main()
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aida.report.statistics import Summary, against_control, against_published, summarise
+from aida_lab.report.statistics import Summary, against_control, against_published, summarise
 from dunnett_by_hand import dunnett_by_hand, dunnett_tail
 
 

@@ -10,11 +10,11 @@ import statistics
 
 import pytest
 
-from aida.lab.spec import Metric, PaperFigure
-from aida.report import formats, tables
-from aida.report.build import read, write_tables
-from aida.report.collect import collect
-from aida.report.listings import census, glance, trouble
+from aida_lab.report import formats, tables
+from aida_lab.report.build import read, write_tables
+from aida_lab.report.collect import collect
+from aida_lab.report.listings import census, glance, trouble
+from aida_lab.spec import Metric, PaperFigure
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import (
     ACCURACY,

@@ -12,14 +12,14 @@ from optuna.trial import TrialState
 from typer.testing import CliRunner
 
 import search_cases
-from aida.cli import app
-from aida.lab.events import Event
-from aida.lab.runs.store import RunFolder, read_run, scan
-from aida.lab.search import pruning
-from aida.lab.search.measured import Measured
-from aida.lab.search.storage import missing_packages, sqlite_in
-from aida.lab.search.trials import ENDED, MEASURED, RUN
-from aida.lab.spec import Metric
+from aida_lab.cli import app
+from aida_lab.events import Event
+from aida_lab.runs.store import RunFolder, read_run, scan
+from aida_lab.search import pruning
+from aida_lab.search.measured import Measured
+from aida_lab.search.storage import missing_packages, sqlite_in
+from aida_lab.search.trials import ENDED, MEASURED, RUN
+from aida_lab.spec import Metric
 from search_cases import complete, new_storage, once, plan, trials, worker
 
 
@@ -123,7 +123,7 @@ def test_a_second_ctrl_c_gives_back_what_was_claimed(tmp_path, address):
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, address, monkeypatch):
     made = plan(over={"lr": (0.1, 0.01)}, seeds=(0,))
     held = RunFolder.open(tmp_path, made.spec({"lr": 0.1}))
-    monkeypatch.setattr("aida.lab.search.protocol._LOOK", 0.01)
+    monkeypatch.setattr("aida_lab.search.protocol._LOOK", 0.01)
     waits = []
 
     def let_go_when_waited_for(event: Event) -> None:
@@ -186,7 +186,7 @@ def test_a_search_by_tpe_repeats_itself(tmp_path):
 
 
 def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
-    monkeypatch.setattr("aida.lab.train.run", search_cases.run)
+    monkeypatch.setattr("aida_lab.training.run.run", search_cases.run)
     made = plan(over={"lr": (0.1, 0.2, 0.05, 0.08, 0.12, 1e-5, 0.09)}, epochs=8, pruner="median", seeds=(0,))
     found, _ = findings(made, tmp_path, address, pruning.RUNNER)
     assert [row.state for row in found.rows] == ["finished"] * 5 + ["pruned", "finished"]
@@ -244,7 +244,7 @@ def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
 
 
 def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
-    monkeypatch.setattr("aida.lab.search.space.methods_of", lambda experiment: ("aida-k1", "sgd"))
+    monkeypatch.setattr("aida_lab.search.space.methods_of", lambda experiment: ("aida-k1", "sgd"))
     words = ("digits", "--all", "--seeds", "0", "--limit", 1, "--epochs", 1, "--repeat-epochs", 2)
     found = call(*words, "--over", "lr=0.01,0.02")
     assert found.exit_code == 0, found.output
@@ -257,7 +257,7 @@ def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
 
 
 def test_where_the_best_does_not_hold_at_full_length_the_next_best_is_named(folder, monkeypatch):
-    monkeypatch.setattr("aida.lab.queue.attempt.RUNNER", "search_cases:run")
+    monkeypatch.setattr("aida_lab.workers.attempt.RUNNER", "search_cases:run")
     words = ("digits", "--optimizer", "sgd", "--epochs", 2, "--repeat-epochs", 4, "--over")
     found = call(*words, "lr=0.003,0.3,0.01")
     assert found.exit_code == 0, found.output
@@ -320,7 +320,7 @@ def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):
 
 
 def test_without_optuna_the_way_to_get_it_is_said(folder, monkeypatch):
-    monkeypatch.setattr("aida.lab.search.storage.find_spec", lambda name: None)
+    monkeypatch.setattr("aida_lab.search.storage.find_spec", lambda name: None)
     found = call("digits")
     assert found.exit_code == 2
     assert found.output.strip() == "aida search needs Optuna: pip install aida-optim[search]"

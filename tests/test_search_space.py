@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aida.lab.experiments import experiments, find_experiment
-from aida.lab.order import Order
-from aida.lab.search.plan import plan_of
-from aida.lab.search.space import Space, methods_of, parse_sets, space_of
-from aida.lab.settings_text import SettingError
+from aida_lab.experiments import experiments, find_experiment
+from aida_lab.parsing import SettingError
+from aida_lab.request import Order
+from aida_lab.search.plan import plan_of
+from aida_lab.search.space import Space, methods_of, parse_sets, space_of
 from search_cases import DIGITS, plan
 
 #: The sets of the paper's appendix, written out.

@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from aida.cli import app
-from aida.lab.search.liveness import Watch, is_gone, this_worker
-from aida.lab.search.storage import Storage, StorageError, _secrets, sqlite_in
-from aida.lab.search.trials import BEAT
+from aida_lab.cli import app
+from aida_lab.search.liveness import Watch, is_gone, this_worker
+from aida_lab.search.storage import Storage, StorageError, _secrets, sqlite_in
+from aida_lab.search.trials import BEAT
 from search_cases import complete, new_storage, once, plan, trials, until, worker
 
 LR = {"lr": (1.0, 0.1, 0.01)}
@@ -27,7 +27,7 @@ def address(tmp_path):
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, monkeypatch):
-    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
+    monkeypatch.setattr("aida_lab.search.storage._AT_FIRST", 0.1)
     with pytest.raises(
         StorageError, match=r"postgresql\+psycopg://me:\*\*\*@127.0.0.1:9/db cannot be used: "
     ) as raised:
@@ -64,7 +64,7 @@ NOBODY_THERE = (
 
 @pytest.mark.parametrize("address", NO_ADDRESSES + NOBODY_THERE)
 def test_no_password_is_printed_and_an_address_that_is_none_is_one_line(address, tmp_path, monkeypatch):
-    monkeypatch.setattr("aida.lab.search.storage._AT_FIRST", 0.1)
+    monkeypatch.setattr("aida_lab.search.storage._AT_FIRST", 0.1)
     words = ["search", "digits", "--device", "cpu", "--out", str(tmp_path), "--storage", address]
     found = CliRunner(env={"COLUMNS": "500"}).invoke(app, words)
     assert found.exit_code == 1
@@ -121,7 +121,7 @@ def sqlalchemy_error():
 @pytest.mark.parametrize("operation", ["create_new_trial", "set_trial_state_values", "set_trial_user_attr"])
 def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, operation):
     made = plan(over=LR)
-    monkeypatch.setattr("aida.lab.search.storage._PAUSE", 0.01)
+    monkeypatch.setattr("aida_lab.search.storage._PAUSE", 0.01)
     with worker([made], tmp_path, address) as ours:
         real, lost = getattr(ours.storage.rdb, operation), []
 
@@ -157,7 +157,7 @@ def test_a_claim_is_beaten_for_while_the_storage_is_asked_again(tmp_path, addres
             beats.append(seconds)
 
         monkeypatch.setattr(ours.storage.rdb, "get_all_trials", away_after_the_first_claim)
-        monkeypatch.setattr("aida.lab.search.storage.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        monkeypatch.setattr("aida_lab.search.storage.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         ours.carry_out()
     assert len(beats) == 1
     assert complete(trials(address, made.name)) == once(made.space.grid())

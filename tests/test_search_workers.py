@@ -16,12 +16,12 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 import postgres
-from aida.lab.options import Options
-from aida.lab.runs.store import read_run, read_sessions
-from aida.lab.search.plan import Plan
-from aida.lab.search.storage import Storage, StorageError, sqlite_in
-from aida.lab.search.trials import ENDED, RUN, WITHDRAWN, WORKER
-from aida.lab.train import run
+from aida_lab.runs.store import read_run, read_sessions
+from aida_lab.search.plan import Plan
+from aida_lab.search.storage import Storage, StorageError, sqlite_in
+from aida_lab.search.trials import ENDED, RUN, WITHDRAWN, WORKER
+from aida_lab.training.options import Options
+from aida_lab.training.run import run
 from search_cases import PROCESSES, Worker, complete, ends_well, once, plan, rows, started, trials, until
 
 LR = (0.2, 0.1, 0.05)

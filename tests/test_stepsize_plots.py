@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from aida.catalog import find
-from aida.drawing import save
 from aida.stepsizes import StepsizeProbe
+from aida.stepsizes.drawing import save
 from aida.stepsizes.plots import PAPER_FIGURES, draw, draw_paper_figures
 from aida.stepsizes.sinks import JsonLines, StepsizeLog, read_jsonl
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from aida import Aida
-from aida.theory import epsilon, projections
-from aida.theory.bounds import evaluate, monotone_share
-from aida.theory.descent import ADABELIEF, AIDA, Method, Schedule, descend
-from aida.theory.problems import LogisticRegression, SmoothAbsolute, breast_cancer, digits
-from aida.theory.study import FAR_START, SCHEDULE, SHORT_STEPS, Study, as_markdown, horizons, measure, refute, run
+from aida_lab.theory import epsilon, projections
+from aida_lab.theory.bounds import evaluate, monotone_share
+from aida_lab.theory.descent import ADABELIEF, AIDA, Method, Schedule, descend
+from aida_lab.theory.problems import LogisticRegression, SmoothAbsolute, breast_cancer, digits
+from aida_lab.theory.study import FAR_START, SCHEDULE, SHORT_STEPS, Study, as_markdown, horizons, measure, refute, run
 
 BETA2, EPS = 0.999, 1e-8
 
@@ -288,7 +288,7 @@ def test_study_covers_both_problems_and_methods_and_its_table_has_every_run(shor
 
 
 def test_figure_is_written_twice_alike_as_png_and_svg(short_study, tmp_path):
-    from aida.theory.figure import draw_to
+    from aida_lab.theory.figure import draw_to
 
     first, second = draw_to(short_study, tmp_path / "a"), draw_to(short_study, tmp_path / "b")
     assert [path.name for path in first] == ["theory.png", "theory.svg"]

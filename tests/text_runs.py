@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida.lab.data.translation import BEGIN, END, Pairs, Sentences
-from aida.lab.spec import Precision, RunSpec
-from aida.lab.task import Setting, Task
+from aida_lab.data.translation import BEGIN, END, Pairs, Sentences
+from aida_lab.spec import Precision, RunSpec
+from aida_lab.task import Setting, Task
 from lab_cases import words
 
 

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from aida.lab.options import Options
-from aida.lab.spec import RunSpec
-from aida.lab.train import run
+from aida_lab.spec import RunSpec
+from aida_lab.training.options import Options
+from aida_lab.training.run import run
 
 if __name__ == "__main__":
     options = Options(device="cpu", threads=1, workers=0, data_root=Path(sys.argv[2]), checkpoint_seconds=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aida._version import __version__
 from aida.optimizer import Aida
-from aida.version import __version__
 
 if TYPE_CHECKING:
     from aida.stepsizes import StepsizeProbe

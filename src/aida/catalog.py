@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from aida.misspelt import did_you_mean
+from aida._suggest import did_you_mean
 from aida.optimizer import Aida
 from aida.readings import Reading, inner_eps
 from aida.settings import Values, across

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from aida.backends import Backend, Batch, sum_over_devices
-from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
-from aida.backends.tables import keep_state_layout
-from aida.batch_cache import BatchCache, all_params
-from aida.group_rules import STATE_DTYPES, check_capture, check_given, check_param, drop_duplicates
-from aida.hyper import (
+from aida._step.batch_cache import BatchCache, all_params
+from aida._step.group_rules import STATE_DTYPES, check_capture, check_given, check_param, drop_duplicates
+from aida._step.hyper import (
     OPTIONAL_DEFAULTS,
     Hyper,
     Nonfinite,
@@ -29,9 +26,12 @@ from aida.hyper import (
     read_lr,
     read_rest,
 )
-from aida.refusals import GivenParams, check_clipping, check_whole, part_builder
-from aida.state import LAYOUT, make_missing, misfit
-from aida.tracing import without_gradients
+from aida._step.refusals import GivenParams, check_clipping, check_whole, part_builder
+from aida._step.state import LAYOUT, make_missing, misfit
+from aida._step.tracing import without_gradients
+from aida.backends import Backend, Batch, sum_over_devices
+from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
+from aida.backends.tables import keep_state_layout
 
 
 class Aida(Optimizer):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from aida.hyper import Hyper
+from aida._step.hyper import Hyper
 
 if TYPE_CHECKING:
     from aida.backends.tables import TensorTable

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aida._step.group_rules import is_plain
+from aida._step.hyper import Hyper
 from aida.backends import Backend, Batch, Kind, cpu, triton
 from aida.backends.foreach import Foreach
 from aida.backends.reference import Reference
 from aida.backends.tables import is_dense
-from aida.group_rules import is_plain
-from aida.hyper import Hyper
 
 
 class Route(NamedTuple):

@@ -13,10 +13,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.library import Job, address_of, library
 from aida.backends.tables import is_dense, note_write, value_rows
-from aida.hyper import Hyper
 from aida.rule import Gram
 
 #: What parameters and gradients may be stored as, and the library's number for it.

@@ -15,11 +15,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.launch import Launch
 from aida.backends.library import VALUE_COLUMNS
 from aida.backends.tables import ADDRESS_ROWS
-from aida.hyper import Hyper
 
 
 @dataclass(slots=True, eq=False)

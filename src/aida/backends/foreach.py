@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch, scalar_dtype
-from aida.hyper import Hyper
 from aida.rule import (
     Gram,
     Products,

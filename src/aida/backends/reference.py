@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch, scalar_dtype
-from aida.hyper import Hyper
 from aida.rule import clip_coefficient, is_usable, mutual_projections
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.library import describer
-from aida.hyper import Hyper
 
 _address = torch.Tensor.data_ptr
 _generations = count()

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.capture import beside_capture, send_during_capture
 from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
 from aida.backends.launch import Launch
 from aida.backends.mailbox import Mailbox
 from aida.backends.tables import is_dense, note_write, value_rows
-from aida.hyper import Hyper
 
 #: Elements and warps of a program, found by measurement: docs/performance.md.
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4

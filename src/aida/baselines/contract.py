@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from aida.checkpoint import Layout
-from aida.group_rules import (
+from aida._step.checkpoint import Layout
+from aida._step.group_rules import (
     STATE_DTYPES,
     check_betas,
     check_capture,
@@ -31,8 +31,8 @@ from aida.group_rules import (
     is_finite,
     traced,
 )
+from aida._step.refusals import check_whole
 from aida.readings import Group, exact
-from aida.refusals import check_whole
 
 #: Elements a list operation takes at once: 64 MiB of float32, unless one tensor alone is larger.
 BUCKET = 1 << 24

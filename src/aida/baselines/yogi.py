@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from aida._step.group_rules import is_finite
 from aida.baselines.adam_like import descend, descend_foreach
 from aida.baselines.contract import Baseline
 from aida.catalog import Entry, Paper
-from aida.group_rules import is_finite
 from aida.readings import Group, outer_eps
 from aida.settings import across, adaptive, decades
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from aida._step.hyper import from_group
 from aida.backends.choice import kind_of
 from aida.catalog import catalog, reading_for
-from aida.hyper import from_group
 from aida.optimizer import Aida
 from aida.readings import Group, Reading
 

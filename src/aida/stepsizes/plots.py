@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from aida.drawing import GREY, literal, new_figure, save, styled
+from aida.stepsizes.drawing import GREY, literal, new_figure, save, styled
 from aida.stepsizes.records import LayerStepsizes
 from aida.stepsizes.sinks import StepsizeLog
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aida._step.hyper import Hyper, from_group
 from aida.backends import scalar_dtype
-from aida.hyper import Hyper, from_group
 from aida.optimizer import Aida
 from aida.rule import clip_coefficient, residual_coefficients
 from aida.stepsizes.layers import Layer

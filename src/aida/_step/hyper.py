@@ -1,0 +1,151 @@
+"""The hyper-parameters of one parameter group: their names, their rules, their errors.
+
+Every error names the value, the rule and the way out, and starts with torch's own words where
+torch.optim.AdamW refuses the same thing, so that code which matches on those words keeps working.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from aida._step import group_rules
+from aida._step.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
+
+Nonfinite = Literal["skip", "propagate", "raise"]
+
+NONFINITE: tuple[Nonfinite, ...] = ("skip", "propagate", "raise")
+
+#: The hyper-parameters a fused kernel reads, in the order of :class:`Hyper`'s fields.
+HYPER_KEYS = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "projections",
+    "xi",
+    "decoupled_weight_decay",
+    "clip_norm",
+    "nonfinite",
+    "maximize",
+)
+
+#: torch's switches: they choose a path and change no result.
+FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
+
+#: What a group may lack in a checkpoint (an older one, or one of another implementation of Aida).
+OPTIONAL_DEFAULTS: dict[str, Any] = {
+    "xi": 1e-20,
+    "decoupled_weight_decay": False,
+    "clip_norm": None,
+    "nonfinite": "skip",
+    "maximize": False,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+}
+
+#: A group's learning rate, and all its other values and flags: cheap enough to be read at every step.
+read_lr = itemgetter("lr")
+_read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
+
+
+def read_rest(group: dict[str, Any]) -> tuple[Any, ...]:
+    betas, *rest = _read_rest(group)
+    return (tuple(betas) if isinstance(betas, list) else betas, *rest)  # a list may change in place
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    """Whether groups hold the same values as before."""
+    try:
+        return one == other
+    except RuntimeError:  # other parameters took their places in a group, and tensors have no single truth
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """The values one group updates its tensors with."""
+
+    lr: float | Tensor
+    beta1: float | Tensor
+    beta2: float | Tensor
+    eps: float
+    weight_decay: float
+    projections: int
+    xi: float
+    decoupled_weight_decay: bool
+    clip_norm: float | None
+    nonfinite: Nonfinite
+    maximize: bool
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate; a tensor of one element and any shape becomes a scalar."""
+        return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
+
+    @property
+    def l2(self) -> float:
+        """Weight decay that enters the gradient."""
+        return 0.0 if self.decoupled_weight_decay else self.weight_decay
+
+    @property
+    def decay(self) -> float:
+        """Weight decay that shrinks the parameter directly, times the learning rate."""
+        return self.weight_decay if self.decoupled_weight_decay else 0.0
+
+    @property
+    def sign(self) -> float:
+        return -1.0 if self.maximize else 1.0
+
+    @property
+    def has_tensor_betas(self) -> bool:
+        return isinstance(self.beta1, Tensor) or isinstance(self.beta2, Tensor)
+
+
+def from_group(group: dict[str, Any]) -> Hyper:
+    lr, betas, *rest = [group[key] for key in HYPER_KEYS]
+    return Hyper(lr, *betas, *rest)
+
+
+def check_group(group: dict[str, Any], *, added: bool = True) -> None:
+    """Refuse values that no step could use. Called when a group is added and when a value changed."""
+    check_lr(group)
+    check_betas(group, added=added)
+    check_eps(group)
+    check_weight_decay(group)
+    projections = group["projections"]
+    if isinstance(projections, bool) or not isinstance(projections, int) or projections < 0:
+        raise ValueError(f"projections={projections!r} must be an integer >= 0; the paper uses 1 or 2, 0 is AdaBelief")
+    xi = group["xi"]
+    refuse_tensor(group, "xi")
+    if not is_finite(xi) or xi < torch.finfo(torch.float32).tiny:
+        raise ValueError(f"xi={xi!r} must be a finite number > 0 that float32 can hold; the paper uses 1e-20")
+    clip_norm = group["clip_norm"]
+    refuse_tensor(group, "clip_norm")
+    if clip_norm is not None and (not is_finite(clip_norm) or clip_norm <= 0):
+        raise ValueError(f"clip_norm={clip_norm!r} must be a finite number > 0, or None for no clipping")
+    if group["nonfinite"] not in NONFINITE:
+        raise ValueError(f"nonfinite={group['nonfinite']!r} must be one of {', '.join(map(repr, NONFINITE))}")
+    _check_flags(group)
+
+
+def check_names(group: dict[str, Any]) -> None:
+    """Refuse a key that is one of our names misspelt; leave alone what others keep in a group."""
+    group_rules.check_names(group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
+
+
+def _check_flags(group: dict[str, Any]) -> None:
+    if group["fused"] and group["differentiable"]:
+        raise RuntimeError(
+            "`fused` does not support `differentiable`: a kernel leaves no autograd graph; leave fused=None"
+        )
+    if group["fused"] and group["foreach"]:
+        raise RuntimeError(
+            "`fused` and `foreach` cannot be `True` together: they name two paths; leave one of them None"
+        )

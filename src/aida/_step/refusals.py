@@ -1,0 +1,103 @@
+"""Situations in which an update would be silently wrong: recognised and refused, with the way out.
+
+Aida works on whole layers and, with ``clip_norm``, on the whole model. Libraries that cut layers into
+pieces, or that build one optimizer per piece of a model, do so behind the user's back.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aida._step.group_rules import is_uninitialized
+
+#: Modules that build one optimizer per part of a model, and what they are called.
+PART_BUILDERS = {
+    "torch.distributed.optim.zero_redundancy_optimizer": "ZeroRedundancyOptimizer",
+    "torch.distributed.optim.apply_optimizer_in_backward": "an optimizer that runs in the backward pass",
+    "torchao.optim.cpu_offload": "torchao's CPUOffloadOptimizer",
+}
+
+USE_CLIP_GRAD_NORM = "leave clip_norm=None and call torch.nn.utils.clip_grad_norm_ before the step"
+
+
+def check_whole(p: Tensor, owner: str) -> None:
+    """Refuse a tensor that holds a part of a layer, or several layers in one."""
+    if is_uninitialized(p):
+        return
+    if hasattr(p, "device_mesh") and hasattr(p, "placements"):
+        raise TypeError(
+            f"{owner} does not update DTensor parameters yet (shape {tuple(p.shape)}, {p.placements}): it needs inner "
+            "products over whole layers, and a shard has only its own. Use plain tensors, with DDP on several ranks"
+        )
+    if type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False):
+        raise TypeError(
+            f"{owner} does not update parameters flattened by FSDP1: it works layer by layer, and FSDP1 concatenates "
+            "layers and cuts them up. Use DDP"
+        )
+    if hasattr(p, "ds_id"):
+        raise TypeError(
+            f"{owner} does not update parameters partitioned by DeepSpeed ZeRO stage 3: it works layer by layer, and "
+            "a partition is not a layer. Use ZeRO stage 0, or DDP"
+        )
+
+
+class GivenParams:
+    """The parameters as they were given, so that tensors put into the groups later are recognised."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, list[torch.Size | None]] = {}  # by the group's id
+        self._given: dict[int, weakref.ref[Tensor]] = {}  # by the parameter's id
+
+    def add(self, group: dict[str, Any]) -> None:
+        self._shapes[id(group)] = [None if is_uninitialized(p) else p.shape for p in group["params"]]
+        self._given.update({id(p): weakref.ref(p) for p in group["params"]})
+
+    def check(self, group: dict[str, Any], owner: str) -> None:
+        """Refuse a group whose tensors were replaced by flat partitions; accept others of any shape."""
+        shapes = self._shapes.get(id(group), [])
+        for position, p in enumerate(group["params"]):
+            check_whole(p, owner)
+            given = self._given.get(id(p))
+            if (given is not None and given() is p) or is_uninitialized(p):
+                continue
+            shape = shapes[position] if position < len(shapes) else None
+            # a module's own new parameter may be 1-D and of any length; ZeRO's partitions are bare tensors
+            if p.ndim == 1 and p.shape != shape and (type(p) is Tensor or (shape is not None and len(shape) != 1)):
+                raise TypeError(
+                    f"{owner}: a parameter group that was given {len(shapes)} tensors now holds a flat tensor of "
+                    f"{p.numel()} elements at position {position}. DeepSpeed ZeRO stages 1 to 3 replace layers by flat "
+                    f"partitions like this, and {owner} works layer by layer. Use ZeRO stage 0, or DDP"
+                )
+
+
+def part_builder() -> str | None:
+    """The library that is building one optimizer per part of a model, if that is what is going on."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name == "__init__" and _in_a_constructor(frame):
+        frame = frame.f_back
+    return None if frame is None else PART_BUILDERS.get(frame.f_globals.get("__name__", ""))
+
+
+def _in_a_constructor(frame: Any) -> bool:
+    return (
+        isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+        and frame.f_globals.get("__name__", "") not in PART_BUILDERS
+    )
+
+
+def check_clipping(builder: str | None, owner: str) -> None:
+    """Refuse ``clip_norm`` where the optimizer sees a part of the model only: the norm would be that of the part."""
+    if builder is not None:
+        raise ValueError(
+            f"clip_norm inside {builder} would clip each part of the model by its own norm: {USE_CLIP_GRAD_NORM}"
+        )
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"{owner} with clip_norm cannot step inside a backward pass: the global gradient norm is not known before "
+            f"all gradients are; {USE_CLIP_GRAD_NORM}"
+        )

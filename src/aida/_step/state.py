@@ -1,0 +1,75 @@
+"""The state of one parameter: what it holds, how it is made, and whether it still fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aida._step.checkpoint import Layout
+from aida._step.group_rules import STATE_DTYPES, is_plain
+
+#: What a checkpoint of Aida holds.
+LAYOUT = Layout(
+    owner="Aida",
+    keys=("step", "exp_avg", "exp_avg_var", "skipped"),
+    moments=("exp_avg", "exp_avg_var"),
+    group_keys=("lr", "betas", "eps", "weight_decay", "projections"),
+)
+
+
+def make_missing(state: dict[str, Any], p: Tensor) -> None:
+    """Make what is missing of a parameter's state; what somebody put there stays."""
+    for name in LAYOUT.keys:
+        if name not in state:
+            dtype, _ = _form(name, p)
+            # on the parameter's device, counters too: whether a step counts is decided there, without asking the host
+            state[name] = (
+                torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+                if name in LAYOUT.moments
+                else torch.zeros((), dtype=dtype, device=p.device)
+            )
+
+
+def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
+    """Which of its tensors does not lie beside a parameter, in words; empty where all do.
+
+    Fused paths read bare addresses, and would go past the end of one that is too short.
+    """
+    for name in LAYOUT.keys:
+        kept = state[name]
+        if not isinstance(kept, Tensor) or kept.layout != torch.strided or (is_plain(p) and not is_plain(kept)):
+            return f"has a {type(kept).__name__} as its {name}, which must be a dense tensor; load a state_dict"
+        if (kept.dtype, kept.shape) != _form(name, p) or kept.device != p.device:
+            return _unlike(p, name, kept)
+    if grad.shape != p.shape or grad.device != p.device:
+        return _unlike(p, "gradient", grad)
+    for name, tensor in (("values", p), ("gradient", grad), *((name, state[name]) for name in LAYOUT.keys)):
+        if is_plain(tensor) and _bytes_needed(tensor) > tensor.untyped_storage().nbytes():
+            return f"lost memory: its {name} need more than the storage behind them holds, which was freed or resized"
+    return ""
+
+
+def _bytes_needed(tensor: Tensor) -> int:
+    """How far into its storage a tensor reaches."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
+def _form(name: str, p: Tensor) -> tuple[torch.dtype | None, torch.Size]:
+    """Dtype and shape of one of a parameter's tensors; no dtype where the parameter has none that is updated."""
+    return (STATE_DTYPES.get(p.dtype), p.shape) if name in LAYOUT.moments else (torch.float32, torch.Size())
+
+
+def _unlike(p: Tensor, name: str, other: Tensor) -> str:
+    return (
+        f"is {_in_words(p)}, but its {name} is {_in_words(other)}. Change a model's dtype, size or device before its "
+        "first step, or build a new optimizer afterwards and load the state of this one"
+    )
+
+
+def _in_words(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"

@@ -1,0 +1,151 @@
+"""How long an epoch takes under each optimizer: the paper's "t. c." columns, measured side by side.
+
+All runs are built at once and take their epochs in turn, so that a machine that slows down slows all of
+them. The first epochs, in which code is compiled and graphs are recorded, are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from aida_lab.runs.store import read_curve
+from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
+from aida_lab.training.environment import choose_device, describe
+from aida_lab.training.loop import Training
+from aida_lab.training.options import Options
+from aida_lab.training.run import own_stream
+from aida_lab.workers.jobs import Jobs
+
+#: Epochs before the first that counts.
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of the epochs of one method, training and measuring apart."""
+
+    experiment: str
+    method: str
+    precision: str
+    compiled: bool
+    #: Runs that shared the device, and the steps of an epoch.
+    jobs: int
+    steps: int
+    seconds: tuple[float, ...]
+    eval_seconds: tuple[float, ...]
+
+    @property
+    def epoch(self) -> float:
+        """The median epoch with its evaluation, divided among the runs at once."""
+        return statistics.median(a + b for a, b in zip(self.seconds, self.eval_seconds, strict=True)) / self.jobs
+
+    @property
+    def training(self) -> float:
+        """The median epoch without its evaluation, divided among the runs at once."""
+        return statistics.median(self.seconds) / self.jobs
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of the training seconds, relative to their median."""
+        if len(self.seconds) < 2:
+            return 0.0
+        first, middle, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (third - first) / 2 / middle
+
+
+class NotTimed(Exception):  # noqa: N818 - says what is missing
+    """The epochs do not say how long training takes: a run failed, or computed with NaN."""
+
+
+def side_by_side(
+    specs: Sequence[RunSpec], epochs: int, options: Options, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[Timing], dict[str, Any]]:
+    """Train all specs in turn in this process, epoch by epoch; returns their times and the machine."""
+    # all models share their code, of which torch compiles only so many versions before it gives up on compiling
+    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 8 * len(specs))
+    with own_stream(choose_device(options.device)):
+        trainings = []
+        for spec in specs:
+            say(f"{spec.experiment}, {spec.method}: building")
+            trainings.append(Training(spec, options))
+        rows: list[list[dict[str, Any]]] = [[] for _ in specs]
+        for epoch in range(WARM_UP + epochs):
+            for training, kept in zip(trainings, rows, strict=True):
+                say(f"{training.spec.experiment}, {training.spec.method}: epoch {epoch + 1} of {WARM_UP + epochs}")
+                kept.append(training.train_epoch())
+        machine = describe(trainings[0].device, trainings[0].steps.name)
+    return [_timing(spec, 1, kept[WARM_UP:]) for spec, kept in zip(specs, rows, strict=True)], machine
+
+
+def at_once(spec: RunSpec, jobs: int, epochs: int, options: Options, say: Callable[[str], None]) -> Timing:
+    """Train one spec under ``jobs`` seeds at the same time; the epochs of all of them count."""
+    specs = [replace(spec, seed=spec.seed + job, epochs=WARM_UP + epochs + 1) for job in range(jobs)]
+    with ExitStack() as stack:
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aida-bench-")))
+        stop = stack.enter_context(Stop(lambda: None))
+        work = Jobs(out, options, jobs).work(specs, lambda event: say(event.text) if event.text else None, stop)
+        others = [outcome for outcome in work if outcome.state != "finished"]
+        if others:  # those that were left had the device to fewer than all
+            why = others[0].error or others[0].state
+            raise NotTimed(f"{spec.experiment}, {spec.method}: {len(others)} of {jobs} runs did not end well: {why}")
+        # while one still builds and another is done, fewer than all share the device: the middle epochs count
+        rows = [row for each in specs for row in read_curve(out / each.key)[WARM_UP:-1]]
+    return _timing(spec, jobs, rows)
+
+
+def as_json(timings: Sequence[Timing], machine: dict[str, Any]) -> dict[str, Any]:
+    return {"machine": machine, "timings": [asdict(each) for each in timings]}
+
+
+def as_markdown(timings: Sequence[Timing]) -> str:
+    """One table: a row a method, its epoch, and how it compares with AdamW in the same experiment."""
+    columns = (
+        "experiment",
+        "method",
+        "precision",
+        "at once",
+        "s an epoch",
+        "with evaluation",
+        "against AdamW",
+        "epochs",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---:|---:|---:|---:|---:|"]
+    lines += [
+        f"| {each.experiment} | {each.method} | {each.precision}{', compiled' if each.compiled else ''} | {each.jobs} "
+        f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {len(each.seconds)} |"
+        for each, ratio in _against_adamw(timings)
+    ]
+    return "\n".join(lines)
+
+
+def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
+    known = {(each.experiment, each.jobs): each.training for each in timings if each.method == "adamw"}
+    for each in timings:
+        reference = known.get((each.experiment, each.jobs))
+        yield each, "" if reference is None else f"{each.training / reference:.3f}×"
+
+
+def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:
+    if not all(math.isfinite(row["loss"]) for row in rows):
+        raise NotTimed(f"{spec.experiment}, {spec.method}: the loss is not finite")
+    return Timing(
+        spec.experiment,
+        spec.method,
+        spec.precision,
+        spec.compiled,
+        jobs,
+        rows[0]["step"] // rows[0]["epoch"],
+        tuple(row["seconds"] for row in rows),
+        tuple(row["eval_seconds"] for row in rows),
+    )

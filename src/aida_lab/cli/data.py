@@ -1,0 +1,81 @@
+"""The data sets of the experiments: bring them, see what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aida_lab.cli.options import DataRoot
+from aida_lab.cli.printing import console, fail, say, table
+
+_SetName = Annotated[str, typer.Argument(metavar="NAME", help="A data set; aida data list shows them.")]
+
+
+def get_data(
+    name: _SetName,
+    data: DataRoot = None,
+    again: Annotated[bool, typer.Option("--again", help="Fetch it even where it is there and whole.")] = False,
+) -> None:
+    """Fetch a data set from its official address, check it, and unpack it.
+
+    A download that broke off goes on where it stopped.
+    """
+    from aida_lab.data.errors import DataError
+    from aida_lab.data.fetch import get
+    from aida_lab.data.progress import shown
+
+    wanted = _known_set(name)
+    try:
+        with shown(console()) as progress:
+            found = get(wanted, data, again=again, progress=progress)
+        _say_standing(found, data)
+    except DataError as error:
+        fail(str(error))
+
+
+def import_data(
+    name: _SetName,
+    path: Annotated[Path, typer.Argument(help="A folder that holds the files of the set, or its official archive.")],
+    data: DataRoot = None,
+) -> None:
+    """Take a data set from a local copy. ImageNet is linked to, the others are copied."""
+    from aida_lab.data.errors import DataError
+    from aida_lab.data.fetch import import_from
+
+    wanted = _known_set(name)
+    try:
+        _say_standing(import_from(wanted, path, data), data)
+    except DataError as error:
+        fail(str(error))
+
+
+def list_data(data: DataRoot = None) -> None:
+    """Show each data set: whether it is there, where, and whether its checksums are right."""
+    from aida_lab.data.local import status
+
+    drawn = table("", "name", "what", "state", "where", "remark")
+    for each in status(data):
+        drawn.add_row(each.data.name, each.data.title, each.state, each.where, each.remark)
+    console().print(drawn)
+
+
+def _known_set(name: str) -> Any:
+    from aida_lab.data.sets import find
+
+    try:
+        return find(name)
+    except LookupError as error:
+        fail(str(error.args[0]))
+
+
+def _say_standing(found: Any, root: Path | None) -> None:
+    """Where a set is now; the sentences of Multi30k are cut into words at once where spaCy is there."""
+    from importlib.util import find_spec
+
+    say(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")
+    if found.data.name == "multi30k" and find_spec("spacy"):
+        from aida_lab.data.translation import multi30k
+
+        say(f"multi30k: tokenised, {len(multi30k(root).words):,} words")

@@ -1,0 +1,147 @@
+"""Images in class folders, ``SPLIT/CLASS/*.JPEG``: which there are, and how one is decoded, cropped and resized.
+
+The crops and resizes are torchvision's on Pillow images, to the bit: published ImageNet figures depend on them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aida_lab.data import local
+from aida_lab.data.errors import DataError
+from aida_lab.data.sets import DataSet
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+#: Of a random crop: its share of the image's area, and its width over its height.
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a split, sorted by class and name; a class's number is its place among the sorted names.
+
+    The names are one string and one tensor: a million Python strings would be copied into every worker process,
+    page by page, as their reference counts change.
+    """
+
+    root: Path
+    names: bytes
+    starts: Tensor  #: image i is ``names[starts[i] : starts[i + 1]]``, below the root
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        start, end = self.starts[index : index + 2].tolist()
+        return self.root / os.fsdecode(self.names[start:end])
+
+
+def image_folder(data: DataSet, split: str, root: str | os.PathLike[str] | None = None) -> ImageFolder:
+    """A split of a set in the ImageNet layout, complete; else a :class:`DataError`."""
+    require_pillow()
+    assert data.tree is not None
+    there = local.require(data, root) / split
+    names: list[bytes] = []
+    labels: list[int] = []
+    for number, label in enumerate(sorted(entry.name for entry in os.scandir(there) if entry.is_dir())):
+        found = sorted(entry.name for entry in os.scandir(there / label) if local.is_image(entry.name))
+        names += [os.fsencode(os.path.join(label, name)) for name in found]
+        labels += [number] * len(found)
+    if len(names) != (wanted := data.tree.images[split]):
+        raise DataError(
+            f"{data.title}: {there} holds {len(names):,} images where {wanted:,} belong; "
+            f"mend it with: {local.mend(data, root)}"
+        )
+    starts = torch.tensor([0, *map(len, names)]).cumsum(0)
+    return ImageFolder(there, b"".join(names), starts, torch.tensor(labels))
+
+
+def require_pillow() -> None:
+    """Before worker processes are started, so that the error is one line of this process."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "reading JPEG files needs Pillow: pip install aida-optim[data] (or: pip install pillow)", name="PIL"
+        ) from None
+
+
+def decode(path: Path) -> Picture:
+    """The image in RGB; some of ImageNet's are grey, and a few in CMYK."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            picture: Picture = image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be decoded ({error}); replace it with the one of the official archive"
+        ) from None
+    return picture
+
+
+def random_view(image: Picture, size: int, chance: torch.Generator) -> Picture:
+    """A random crop, resized to a square, mirrored every other time."""
+    from PIL import Image
+
+    left, top, width, height = random_box(image.width, image.height, chance)
+    # cropped before it is resized: Pillow's resize of a box reads pixels beyond the box
+    crop = image.crop((left, top, left + width, top + height))
+    view = crop.resize((size, size), Image.Resampling.BILINEAR)
+    mirrored = float(torch.rand((), generator=chance)) < 0.5
+    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view
+
+
+def random_box(width: int, height: int, chance: torch.Generator) -> tuple[int, int, int, int]:
+    """Left, top, width and height of a crop: uniform in area, log-uniform in ratio, tried ten times."""
+    for _ in range(10):
+        area = width * height * _uniform(*AREA, chance)
+        ratio = math.exp(_uniform(math.log(RATIO[0]), math.log(RATIO[1]), chance))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            top = int(torch.randint(height - down + 1, (), generator=chance))
+            left = int(torch.randint(width - across + 1, (), generator=chance))
+            return left, top, across, down
+    # an image too long for any of them: the largest crop in its middle
+    across, down = width, height
+    if width / height < RATIO[0]:
+        down = round(width / RATIO[0])
+    elif width / height > RATIO[1]:
+        across = round(height * RATIO[1])
+    return (width - across) // 2, (height - down) // 2, across, down
+
+
+def centre_view(image: Picture, size: int, shorter: int) -> Picture:
+    """The square in the middle after a resize that brings the shorter side to ``shorter``."""
+    from PIL import Image
+
+    if image.width <= image.height:
+        width, height = shorter, int(shorter * image.height / image.width)
+    else:
+        width, height = int(shorter * image.width / image.height), shorter
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return resized.crop((left, top, left + size, top + size))
+
+
+def pixels(image: Picture) -> Tensor:
+    """uint8 ``(height, width, 3)``."""
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3)
+
+
+def _uniform(low: float, high: float, chance: torch.Generator) -> float:
+    return float(torch.empty(()).uniform_(low, high, generator=chance))

@@ -1,0 +1,89 @@
+"""Pictures as uint8 tensors: the official binary CIFAR files, and scikit-learn's digits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aida_lab.data import local, sets
+from aida_lab.data.errors import DataError
+
+#: What the public code subtracts and divides by, for CIFAR-10 and CIFAR-100 alike.
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+
+#: scikit-learn's digits come without a split: the first 1,500 train, the other 297 test, in the given order.
+DIGITS_TRAIN = 1500
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels (count, channels, height, width) in uint8, and a class for each."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    train: Images
+    test: Images
+    classes: int
+
+
+def cifar10(root: str | os.PathLike[str] | None = None) -> ImageSplits:
+    """50,000 and 10,000 images of ten classes."""
+    data = sets.CIFAR10
+    names = [file.name for file in data.files if file.name != "test_batch.bin"]
+    train = [_records(data, name, root, label_bytes=1, classes=10) for name in names]
+    return ImageSplits(
+        Images(torch.cat([each.pixels for each in train]), torch.cat([each.labels for each in train])),
+        _records(data, "test_batch.bin", root, label_bytes=1, classes=10),
+        classes=10,
+    )
+
+
+def cifar100(root: str | os.PathLike[str] | None = None) -> ImageSplits:
+    """50,000 and 10,000 images of a hundred classes, the fine ones."""
+    data = sets.CIFAR100
+    train, test = (_records(data, name, root, label_bytes=2, classes=100) for name in ("train.bin", "test.bin"))
+    return ImageSplits(train, test, classes=100)
+
+
+def digits() -> ImageSplits:
+    """1,500 and 297 images of 8 x 8 pixels in 17 levels of grey, 0 to 16."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "the digits come with scikit-learn: pip install aida-optim[lab]", name="sklearn"
+        ) from None
+
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8)
+    classes = torch.as_tensor(labels).long()
+    return ImageSplits(
+        Images(images[:DIGITS_TRAIN], classes[:DIGITS_TRAIN]),
+        Images(images[DIGITS_TRAIN:], classes[DIGITS_TRAIN:]),
+        classes=10,
+    )
+
+
+def _records(
+    data: sets.DataSet, name: str, root: str | os.PathLike[str] | None, *, label_bytes: int, classes: int
+) -> Images:
+    """Records of labels and three planes of 32 x 32; of two labels the second is the fine one."""
+    content = torch.frombuffer(local.read(data, name, root), dtype=torch.uint8).view(-1, label_bytes + 3072)
+    labels = content[:, label_bytes - 1].long()
+    if int(labels.max()) >= classes:
+        raise DataError(
+            f"{data.title}: {name} has the label {int(labels.max())} of {classes} classes; "
+            f"mend it with: {local.mend(data, root)}"
+        )
+    return Images(content[:, label_bytes:].reshape(-1, 3, 32, 32), labels)

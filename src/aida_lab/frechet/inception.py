@@ -1,0 +1,176 @@
+"""Inception v3 as FID knows it: the TensorFlow graph of 2015-12-05, up to its 2048 pooled features.
+
+Keys and shapes are those of ``pt_inception-2015-12-05-6726825d.pth``, the weights that pytorch-fid publishes.
+That network is not the Inception of the paper: its average pools leave the padding out of the count, its last
+block pools by maximum, and it has 1008 outputs, of which FID uses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aida_lab.frechet.weights import WeightsFile, read_weights, trained
+
+FILE = WeightsFile(
+    name="pt_inception-2015-12-05-6726825d.pth",
+    size=95_628_359,
+    sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+    remedy=(
+        "get it from https://github.com/mseitzer/pytorch-fid/releases/tag/fid_weights and give it with --inception FILE"
+    ),
+)
+FEATURES = 2048
+
+Kernel = int | tuple[int, int]
+Pool = Literal["average", "maximum"]
+
+
+class Unit(nn.Module):
+    """A convolution without bias, a batch norm, a ReLU."""
+
+    def __init__(self, channels: int, width: int, kernel: Kernel, stride: int = 1, padded: bool = True) -> None:
+        super().__init__()
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (sides[0] // 2, sides[1] // 2) if padded else (0, 0)
+        self.conv = nn.Conv2d(channels, width, sides, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(width, eps=1e-3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.relu(self.bn(self.conv(images)))
+
+
+#: One convolution of a branch: what its name adds to the branch's, its width, its kernel.
+Row = tuple[str, int, Kernel]
+
+
+class Mixed(nn.Module):
+    """Branches over one input, side by side in the output: chains of convolutions, some forked at the end, and a pool.
+
+    Rows whose names end in ``a`` and ``b`` are the two tines of a fork. Where ``halves`` is set the last row of
+    every chain, and the pool, halve the resolution without padding, and the pool has no convolution.
+    """
+
+    def __init__(
+        self, channels: int, chains: dict[str, Sequence[Row]], pooled: int, pool: Pool = "average", halves: bool = False
+    ) -> None:
+        super().__init__()
+        self.pool, self.halves = pool, halves
+        self.chains: list[list[str]] = []
+        self.width = pooled or channels
+        for branch, rows in chains.items():
+            names, width = [], channels
+            for number, (suffix, out, kernel) in enumerate(rows):
+                last = halves and number == len(rows) - 1
+                unit = Unit(width, out, kernel, stride=2 if last else 1, padded=not last)
+                self.add_module(branch + suffix, unit)
+                names.append(branch + suffix)
+                if not suffix.endswith("a"):  # both tines read what comes before the fork
+                    width = out
+            self.chains.append(names)
+            forked = rows[-1][0].endswith("b")
+            self.width += rows[-1][1] + (rows[-2][1] if forked else 0)
+        if pooled:
+            self.branch_pool = Unit(channels, pooled, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        parts = []
+        for names in self.chains:
+            x = images
+            for name in names[:-2] if names[-1].endswith("b") else names:
+                x = self.get_submodule(name)(x)
+            tines = names[-2:] if names[-1].endswith("b") else []
+            parts += [self.get_submodule(name)(x) for name in tines] or [x]
+        return torch.cat([*parts, self._pooled(images)], 1)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        if self.halves:
+            return functional.max_pool2d(images, 3, stride=2)
+        if self.pool == "maximum":
+            pooled = functional.max_pool2d(images, 3, stride=1, padding=1)
+        else:
+            pooled = functional.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+        out: Tensor = self.branch_pool(pooled)
+        return out
+
+
+_DOUBLE: tuple[Row, ...] = (("_1", 64, 1), ("_2", 96, 3), ("_3", 96, 3))
+
+
+def _mixed_5(channels: int, pooled: int) -> Mixed:
+    chains: dict[str, Sequence[Row]] = {
+        "branch1x1": [("", 64, 1)],
+        "branch5x5": [("_1", 48, 1), ("_2", 64, 5)],
+        "branch3x3dbl": _DOUBLE,
+    }
+    return Mixed(channels, chains, pooled)
+
+
+def _mixed_6(channels: int, width: int) -> Mixed:
+    row, column = (1, 7), (7, 1)
+    long: list[Row] = [("_1", width, 1), ("_2", width, column), ("_3", width, row), ("_4", width, column)]
+    chains: dict[str, Sequence[Row]] = {
+        "branch1x1": [("", 192, 1)],
+        "branch7x7": [("_1", width, 1), ("_2", width, row), ("_3", 192, column)],
+        "branch7x7dbl": [*long, ("_5", 192, row)],
+    }
+    return Mixed(channels, chains, pooled=192)
+
+
+def _mixed_7(channels: int, pool: Pool) -> Mixed:
+    row, column = (1, 3), (3, 1)
+    chains: dict[str, Sequence[Row]] = {
+        "branch1x1": [("", 320, 1)],
+        "branch3x3": [("_1", 384, 1), ("_2a", 384, row), ("_2b", 384, column)],
+        "branch3x3dbl": [("_1", 448, 1), ("_2", 384, 3), ("_3a", 384, row), ("_3b", 384, column)],
+    }
+    return Mixed(channels, chains, pooled=192, pool=pool)
+
+
+class InceptionV3(nn.Module):
+    """Features ``(batch, 2048)`` of images ``(batch, 3, 299, 299)`` in [-1, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.Conv2d_1a_3x3 = Unit(3, 32, 3, stride=2, padded=False)
+        self.Conv2d_2a_3x3 = Unit(32, 32, 3, padded=False)
+        self.Conv2d_2b_3x3 = Unit(32, 64, 3)
+        self.Conv2d_3b_1x1 = Unit(64, 80, 1)
+        self.Conv2d_4a_3x3 = Unit(80, 192, 3, padded=False)
+        self.Mixed_5b = _mixed_5(192, pooled=32)
+        self.Mixed_5c = _mixed_5(self.Mixed_5b.width, pooled=64)
+        self.Mixed_5d = _mixed_5(self.Mixed_5c.width, pooled=64)
+        self.Mixed_6a = Mixed(
+            self.Mixed_5d.width, {"branch3x3": [("", 384, 3)], "branch3x3dbl": _DOUBLE}, pooled=0, halves=True
+        )
+        self.Mixed_6b = _mixed_6(self.Mixed_6a.width, 128)
+        self.Mixed_6c = _mixed_6(self.Mixed_6b.width, 160)
+        self.Mixed_6d = _mixed_6(self.Mixed_6c.width, 160)
+        self.Mixed_6e = _mixed_6(self.Mixed_6d.width, 192)
+        narrowing: dict[str, Sequence[Row]] = {
+            "branch3x3": [("_1", 192, 1), ("_2", 320, 3)],
+            "branch7x7x3": [("_1", 192, 1), ("_2", 192, (1, 7)), ("_3", 192, (7, 1)), ("_4", 192, 3)],
+        }
+        self.Mixed_7a = Mixed(self.Mixed_6e.width, narrowing, pooled=0, halves=True)
+        self.Mixed_7b = _mixed_7(self.Mixed_7a.width, "average")
+        self.Mixed_7c = _mixed_7(self.Mixed_7b.width, "maximum")
+        # never asked, but in the file
+        self.fc = nn.Linear(FEATURES, 1008)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(images)))
+        x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(functional.max_pool2d(x, 3, stride=2)))
+        x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(functional.max_pool2d(x, 3, stride=2))))
+        x = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x)))))
+        features: Tensor = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x))).mean((2, 3))
+        return features
+
+
+def load_inception(path: Path) -> InceptionV3:
+    """With the weights of that file, whose checksum must be the known one."""
+    return trained(InceptionV3, read_weights(FILE, path))

@@ -1,0 +1,133 @@
+"""What the user sees of runs that train: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aida_lab.events import Event, Listener
+from aida_lab.progress.status import STYLES, Board, Standing, duration
+from aida_lab.runs.files import printable
+
+#: Seconds between two lines about one run where there is no terminal.
+EVERY = 10.0
+
+
+@contextmanager
+def shown(console: Any, board: Board) -> Iterator[Listener]:
+    """A listener that keeps ``board`` and draws it on a rich console."""
+    if not console.is_terminal:
+        yield Lines(console, board)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[epoch]}", markup=False),
+        TextColumn("{task.fields[metric]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    # a line a run is redrawn twice a second: more would take cores from training on a small machine
+    with Progress(*columns, console=console, refresh_per_second=2) as progress:
+        yield Bars(progress, board)
+
+
+class Bars:
+    """A line for each running run, one for all; a run that ends leaves its line above."""
+
+    def __init__(self, progress: Any, board: Board) -> None:
+        self._progress = progress
+        self._board = board
+        self._lines: dict[str, Any] = {}
+        self._overall: Any = progress.add_task("all runs", total=None, epoch="", metric="", left="")
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "note":
+            self._print(self._board.note(event), "dim")
+            return
+        run = self._board.take(event)
+        if run.ended:
+            line = self._lines.pop(event.run, None)
+            if line is not None:
+                self._progress.remove_task(line)
+            self._print(ending(run), STYLES[run.state])
+        else:
+            self._draw(event.run, run)
+        self._draw_all()
+
+    def _draw(self, key: str, run: Standing) -> None:
+        left = duration(run.seconds_left(self._board.clock()))
+        shown: dict[str, Any] = {
+            "completed": run.done,
+            "epoch": run.epoch_in_words(),
+            "metric": run.metric_in_words(),
+            "left": f"{left} left" if left else "",
+        }
+        if key in self._lines:
+            self._progress.update(self._lines[key], **shown)
+        else:
+            self._lines[key] = self._progress.add_task(printable(run.label), total=run.epochs, **shown)
+
+    def _draw_all(self) -> None:
+        left = duration(self._board.seconds_left())
+        self._progress.update(
+            self._overall,
+            completed=self._board.done(),
+            total=self._board.total(),
+            epoch=f"{self._board.ended}/{len(self._board.runs)} runs",
+            left=f"{left} left" if left else "",
+        )
+
+    def _print(self, text: str, style: str) -> None:
+        self._progress.console.print(printable(text), style=style, markup=False, emoji=False, highlight=False)
+
+
+class Lines:
+    """A line when a run begins and ends, and in between one an epoch at most, and not too often."""
+
+    def __init__(self, console: Any, board: Board, every: float = EVERY) -> None:
+        self._console = console
+        self._board = board
+        self._every = every
+        self._last: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "note":
+            self._print(self._board.note(event))
+            return
+        run = self._board.take(event)
+        if run.ended:
+            self._print(f"[{self._board.ended}/{len(self._board.runs)}] {ending(run)}")
+        elif event.kind == "started":
+            self._print(f"{run.label}: started, {event.text or f'{run.epochs} epochs'}")
+            self._last[event.run] = self._board.clock()
+        elif event.kind == "epoch" and self._due(event.run):
+            left = duration(run.seconds_left(self._board.clock()))
+            parts = (run.epoch_in_words(), run.metric_in_words(), f"{left} left" if left else "")
+            self._print(f"{run.label}: {', '.join(part for part in parts if part)}")
+
+    def _due(self, key: str) -> bool:
+        now = self._board.clock()
+        if now - self._last.get(key, -self._every) < self._every:
+            return False
+        self._last[key] = now
+        return True
+
+    def _print(self, text: str) -> None:
+        # unwrapped: a line is a line for grep, however narrow the console believes to be
+        self._console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def ending(run: Standing) -> str:
+    """The last line about a run."""
+    if run.state == "skipped":
+        how = run.text or "already finished"
+    elif run.state == "interrupted":
+        how = f"interrupted after {run.epoch_in_words()}, saved; the same command goes on from there"
+    else:
+        how = run.state + (f" at {run.epoch_in_words()}" if run.state == "diverged" else "")
+        how += f": {run.text}" if run.text else ""
+    measured = run.metric_in_words()
+    return f"{run.label}: {how}" + (f", {measured}" if measured and run.state != "failed" else "")

@@ -1,0 +1,51 @@
+"""What people call a run: its method, where its values are not the tuned ones, its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from aida.catalog import catalog
+from aida_lab.experiments import experiments
+from aida_lab.spec import RunSpec
+
+#: What a spec has beside method and seed; named in a label only where the runs at hand differ in it.
+_OTHERS = tuple(each.name for each in fields(RunSpec) if each.name not in ("optimizer", "hyper", "seed"))
+
+
+def differing(spec: RunSpec) -> dict[str, Any]:
+    """The hyper-parameters that are not the tuned ones of its experiment; all, if either is not known here."""
+    experiment = experiments().get(spec.experiment)
+    if experiment is None or spec.optimizer not in catalog():
+        return dict(spec.hyper)
+    return experiment.untuned(spec.optimizer, spec.hyper)
+
+
+def settings_in_words(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value_in_words(value)}" for name, value in values.items())
+
+
+def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
+    """A label for each run, by key; no two alike."""
+    specs = list(specs)
+    others = [name for name in _OTHERS if len({getattr(spec, name) for spec in specs}) > 1]
+    return {
+        spec.key: " ".join(
+            part
+            for part in (
+                spec.method,
+                settings_in_words(differing(spec)),
+                settings_in_words({name: getattr(spec, name) for name in others}),
+                f"seed {spec.seed}",
+            )
+            if part
+        )
+        for spec in specs
+    }
+
+
+def value_in_words(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(value_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

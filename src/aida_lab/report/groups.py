@@ -1,0 +1,168 @@
+"""Runs that may be compared, and runs that may be averaged.
+
+Runs under one :class:`Protocol` may stand in one column of a table; runs of one :class:`Configuration`
+differ in nothing but the seed, and their mean is a number of that column. Measuring stepsizes changes no
+other number, so a run with a probe and one without are the same run twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from aida_lab.report.collect import Run
+from aida_lab.report.statistics import Summary, summarise
+from aida_lab.spec import Experiment, Metric, RunSpec
+
+#: Which epoch of a run is taken for its number.
+Measure = Literal["best", "last"]
+
+
+@dataclass(frozen=True, order=True)
+class Protocol:
+    """All that must agree between two runs of one column: everything in a spec but the method and the seed."""
+
+    experiment: str
+    variant: str
+    epochs: int
+    batch: int
+    #: 0 for all batches.
+    limit: int
+    precision: str
+    compiled: bool
+    deterministic: bool
+    warmup: int = 0
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Protocol:
+        return cls(
+            spec.experiment, spec.variant, spec.epochs, spec.batch, spec.limit or 0,
+            spec.precision, spec.compiled, spec.deterministic, spec.warmup,
+        )  # fmt: skip
+
+    def departures(self, experiment: Experiment | None) -> tuple[str, ...]:
+        """Where it leaves the experiment as declared, in words; empty for runs that belong into a table."""
+        found = []
+        if experiment is not None and self.epochs != experiment.epochs:
+            found.append(f"{self.epochs} of {experiment.epochs} epochs")
+        if experiment is not None and self.batch != experiment.batch:
+            found.append(f"batch {self.batch} instead of {experiment.batch}")
+        if self.limit:
+            found.append(f"at most {self.limit} batches an epoch")
+        if self.warmup:
+            found.append(f"a warm-up of {self.warmup} steps")
+        return tuple(found)
+
+    @property
+    def manner(self) -> str:
+        """How the runs were computed, in words."""
+        words = [self.precision]
+        words += ["compiled"] if self.compiled else []
+        words += ["deterministic kernels"] if self.deterministic else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One method with one set of hyper-parameters under one protocol: one run per seed."""
+
+    protocol: Protocol
+    method: str
+    optimizer: str
+    hyper: Mapping[str, Any]
+    #: One per seed, ordered by seed; finished or not.
+    runs: tuple[Run, ...]
+    #: Runs of a seed that is there already.
+    repeats: tuple[Run, ...] = ()
+    #: Values that the paper neither fixes nor searched, where its figure for the method stands beside them.
+    strays: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> str:
+        """A short name, the same for the same configuration in every report."""
+        text = json.dumps([dataclasses.astuple(self.protocol), self.optimizer, dict(self.hyper)], sort_keys=True)
+        # a letter first: scripts put keys that are numbers before all others
+        return "c" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.counts)
+
+    @property
+    def diverged(self) -> int:
+        return sum(run.state == "diverged" for run in self.runs)
+
+    @property
+    def open(self) -> int:
+        """Runs without a number, for whatever reason but divergence."""
+        return len(self.runs) - len(self.counted) - self.diverged
+
+    def values(self, measure: Measure) -> list[float]:
+        """One number per finished seed."""
+        return [getattr(run, measure) for run in self.counted]
+
+    def summary(self, measure: Measure) -> Summary | None:
+        values = self.values(measure)
+        return summarise(values) if values else None
+
+    @property
+    def commits(self) -> tuple[str, ...]:
+        """Commits behind its numbers."""
+        return tuple(sorted({commit for run in self.counted for commit in run.commits}))
+
+    @property
+    def torch(self) -> tuple[str, ...]:
+        """Versions of torch behind its numbers."""
+        return tuple(sorted({version for run in self.counted for version in run.torch}))
+
+    def seconds(self) -> Summary | None:
+        """Training seconds per epoch."""
+        known = [run.seconds for run in self.counted if run.seconds is not None]
+        return summarise(known) if known else None
+
+
+def configurations(runs: Iterable[Run]) -> list[Configuration]:
+    """Runs grouped by their spec without seed and probe."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        content = run.spec.to_json()
+        del content["seed"], content["probe_every"]
+        groups.setdefault(json.dumps(content, sort_keys=True), []).append(run)
+    return [_configuration(group) for group in groups.values()]
+
+
+def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration]:
+    """The best first: most finished seeds, the paper's values, fewest diverged seeds, the better mean.
+
+    Seeds come first so that a configuration measured again and again is not displaced by one lucky run of
+    another; the paper's values, because its own figure was the best of those alone; diverged seeds before the
+    mean at the best epoch, which is that of the survivors.
+    """
+    sign = -1.0 if metric.better == "higher" else 1.0
+
+    def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
+        summary, strays = each.summary("best"), bool(each.strays)
+        if summary is None:
+            return 0, strays, 0, 0.0, each.id
+        return -summary.n, strays, each.diverged, sign * summary.mean, each.id
+
+    return sorted(found, key=rank)
+
+
+def _configuration(group: list[Run]) -> Configuration:
+    spec = group[0].spec
+    by_seed: dict[int, Run] = {}
+    repeats = []
+    # a finished run stands for its seed; of two such, the one without a probe
+    for run in sorted(group, key=lambda each: (not each.counts, each.spec.probe_every, each.key)):
+        if run.spec.seed in by_seed:
+            repeats.append(run)
+        else:
+            by_seed[run.spec.seed] = run
+    runs = tuple(by_seed[seed] for seed in sorted(by_seed))
+    return Configuration(Protocol.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))

@@ -1,0 +1,69 @@
+"""A performance profile over all tasks, after Dolan and Moré: who is how close to the best, how often.
+
+The cost of a method on a task is the mean over its seeds of what it leaves to be desired: 100 minus an
+accuracy, or the perplexity, distance or loss itself. Its gap is that cost over the lowest cost of any
+method on the task, minus one. The profile at a gap is the share of all tasks on which the method comes
+within it; a task where all its runs diverged counts as never. Of a method that was not run on every task
+nothing can be said, and it has no profile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aida_lab.report.columns import Column
+from aida_lab.report.naming import ordered
+from aida_lab.spec import Metric
+
+#: What the page says.
+DEFINITION = (
+    "For each method, the share of tasks (the columns above, shortened runs left out) on which its mean cost is within "
+    "the given gap of the lowest mean cost of any method. The cost is 100 − accuracy, or the perplexity, distance or "
+    "loss itself, at the best epoch; the gap is cost over lowest cost, minus one. A task on which all runs of a method "
+    "diverged counts against it; methods that were not run on all of them are not here."
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The gaps of each method on the tasks where it has a number, ascending."""
+
+    tasks: tuple[str, ...]
+    gaps: dict[str, tuple[float, ...]]
+
+    def share(self, method: str, gap: float) -> float:
+        """Of all tasks, those on which the method is within the gap."""
+        return sum(each <= gap for each in self.gaps[method]) / len(self.tasks)
+
+
+def profile(columns: Sequence[Column]) -> Profile | None:
+    """Over those columns in which at least two methods have a number; None where there are not two such, or not two
+    methods that were run on all of them."""
+    tasks: list[str] = []
+    gaps: dict[str, list[float]] = {}
+    tried: list[set[str]] = []
+    for column in columns:
+        means = {cell.method: found.mean for cell in column.cells if (found := cell.summary("best"))}
+        costs = {method: cost(mean, column.metric) for method, mean in means.items()}
+        lowest = min(costs.values(), default=0.0)
+        if len(costs) < 2 or not 0 < lowest < math.inf:  # nothing is a multiple of a perfect score, or of none
+            continue
+        tasks.append(column.id)
+        tried.append({cell.method for cell in column.cells if cell.tried})
+        for method, value in costs.items():
+            gaps.setdefault(method, []).extend([value / lowest - 1] if value < math.inf else [])
+    everywhere = [method for method in ordered(gaps) if all(method in those for those in tried)]
+    if len(tasks) < 2 or len(everywhere) < 2:
+        return None
+    return Profile(tuple(tasks), {method: tuple(sorted(gaps[method])) for method in everywhere})
+
+
+def cost(mean: float, metric: Metric) -> float:
+    """What is left to be desired: positive, lower is better, and a ratio of two of them means something."""
+    if metric.better == "lower":
+        return mean
+    if metric.key.endswith("accuracy"):
+        return 100 - mean
+    return 1 / mean if mean > 0 else math.inf

@@ -1,0 +1,78 @@
+"""The paper's figures of layerwise stepsizes, from the runs that recorded them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from aida.stepsizes.drawing import save
+from aida.stepsizes.plots import draw, draw_paper_figures
+from aida.stepsizes.sinks import StepsizeLog, read_jsonl
+from aida_lab.report.collect import Run
+from aida_lab.report.columns import Column
+from aida_lab.report.study import Study
+from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, one_line, read_regular
+from aida_lab.runs.records import STEPSIZES
+
+#: Columns of a figure side by side; more cannot be read.
+_ABREAST = 6
+
+#: Layers in one figure: each is a line, and thousands of them are a surface.
+_MOST = 5000
+
+
+def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
+    """Those of the paper's figures whose methods were measured, and one of all methods; what could not be read.
+
+    A method is shown by one run: of its best configuration that has any, the lowest seed. Aida with another number of
+    projections is another method, as in the paper's figures.
+    """
+    written: list[Path] = []
+    problems: list[str] = []
+    for column in study.columns:
+        logs = _logs(column, problems)
+        if not logs:
+            continue
+        place = folder / f"stepsizes-{column.id}"
+        written += draw_paper_figures(logs, place)
+        written += save(draw(logs[:_ABREAST], ("mean", "std")), place / "all")
+    return written, problems
+
+
+def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
+    logs: list[StepsizeLog] = []
+    for cell in column.cells:
+        for run in _measured(run for each in cell.configurations for run in (*each.runs, *each.repeats)):
+            log = _read(run, problems)
+            if log is not None:
+                logs.append(log)
+                break
+    return logs
+
+
+def _measured(runs: Iterable[Run]) -> Iterable[Run]:
+    return (run for run in runs if os.path.lexists(run.folder / STEPSIZES))
+
+
+def _read(run: Run, problems: list[str]) -> StepsizeLog | None:
+    try:
+        return read_stepsizes(run.folder / STEPSIZES)
+    except (StoreError, ValueError) as error:
+        problems.append(one_line(error))
+        return None
+
+
+def read_stepsizes(path: Path) -> StepsizeLog:
+    """The records of a run; StoreError or ValueError if there are none."""
+    content = read_regular(path, STEPSIZES_LIMIT)
+    if content is None:
+        raise StoreError(f"{path} is not there: a run records its stepsizes with aida train --probe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a torn last line: the run is then listed as unfinished
+        log = read_jsonl(path, content)
+    layers = len({record.layer for record in log.layers})
+    if layers > _MOST:
+        raise ValueError(f"{path} has {layers:,} layers; at most {_MOST:,} can be drawn")
+    return log

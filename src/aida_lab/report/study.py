@@ -1,0 +1,194 @@
+"""All that a report says, as values: the tables of the paper, other experiments, shortened and changed runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aida_lab.report.collect import Collection, Run
+from aida_lab.report.columns import Column, column, empty_column, paper_variant
+from aida_lab.report.groups import Configuration, Protocol, configurations
+from aida_lab.report.naming import ordered
+from aida_lab.spec import Experiment, Metric
+
+#: What the paper's tables are about.
+_TITLES = {
+    "I": "Transformer on Multi30k",
+    "II": "LSTMs on Penn Treebank",
+    "III": "VGG11 and ResNet34 on CIFAR-10 and CIFAR-100",
+    "IV": "WGAN-GP on CIFAR-10",
+    "V": "ResNet18 on ImageNet",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns that stand together."""
+
+    #: For a file name and a link.
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    #: The title where there is little room.
+    short: str
+
+    @property
+    def runs(self) -> int:
+        return sum(len(each.runs) for each in self.columns)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the folders hold, ordered."""
+
+    collection: Collection
+    reference: str
+    #: The paper's, those with runs and those without, by number.
+    paper: tuple[Table, ...]
+    #: Experiments that the paper does not have.
+    others: Table
+    #: Runs that are not the experiment as declared: shortened, another batch size.
+    apart: Table
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return (*self.paper, *(table for table in (self.others, self.apart) if table.columns))
+
+    @property
+    def columns(self) -> list[Column]:
+        """Those with runs."""
+        return [each for table in self.tables for each in table.columns if each.protocol]
+
+    @property
+    def comparable(self) -> list[Column]:
+        """Those whose runs are their experiment as declared."""
+        return [each for each in self.columns if not each.departures]
+
+    @property
+    def methods(self) -> list[str]:
+        return ordered(cell.method for table in self.tables for each in table.columns for cell in each.cells)
+
+    @property
+    def measured(self) -> list[str]:
+        """Methods that have runs, finished or not."""
+        return ordered(run.spec.method for run in self.collection.runs)
+
+    @property
+    def repeats(self) -> list[Run]:
+        return [run for each in self.columns for found in each.configurations for run in found.repeats]
+
+
+def examine(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Study:
+    """Order the runs into columns, and the columns into tables."""
+    groups: dict[Protocol, list[Configuration]] = {}
+    for each in configurations(collection.runs):
+        groups.setdefault(each.protocol, []).append(each)
+    columns: dict[str, list[Column]] = {}
+    for protocol in sorted(groups):
+        experiment = experiments.get(protocol.experiment)
+        metric = _metric(experiment, protocol, groups[protocol])
+        elsewhere = _tried_elsewhere(protocol, groups, experiment)
+        distinction = _distinction(protocol, experiment, groups)
+        found = column(experiment, metric, groups[protocol], reference, elsewhere, distinction)
+        columns.setdefault(protocol.experiment, []).append(found)
+    every = [each for found in columns.values() for each in found]
+    return Study(
+        collection=collection,
+        reference=reference,
+        paper=_paper_tables(experiments, columns, reference, groups),
+        others=Table(
+            "others",
+            "Other experiments",
+            tuple(each for each in every if not each.departures and not (each.experiment and each.experiment.table)),
+            "Other experiments",
+        ),
+        apart=Table(
+            "apart", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
+        ),
+    )
+
+
+def _paper_tables(
+    experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]], reference: str,
+    groups: Mapping[Protocol, Sequence[Configuration]],
+) -> tuple[Table, ...]:  # fmt: skip
+    tables: dict[str, list[Column]] = {}
+    for name, experiment in experiments.items():
+        if not experiment.table:
+            continue
+        paper = paper_variant(experiment)
+        known = [paper, *(variant for variant in experiment.variants if variant != paper)]
+        whole = [each for each in columns.get(name, ()) if not each.departures]
+        found = tables.setdefault(experiment.table, [])
+        if not any(each.protocol and each.protocol.variant == paper for each in whole):
+            none = Protocol(name, paper, experiment.epochs, experiment.batch, 0, "", False, False)
+            found.append(empty_column(experiment, reference, _tried_elsewhere(none, groups, experiment)))
+        found += _in_order(whole, known)
+    return tuple(
+        Table(
+            f"table-{number}",
+            f"Table {number}: {_title(number, tables[number])}",
+            tuple(tables[number]),
+            f"Table {number}",
+        )
+        for number in sorted(tables, key=_roman)
+    )
+
+
+def _in_order(columns: Iterable[Column], variants: Sequence[str]) -> list[Column]:
+    def place(column: Column) -> int:
+        variant = column.protocol.variant if column.protocol else ""
+        return variants.index(variant) if variant in variants else len(variants)
+
+    return sorted(columns, key=place)
+
+
+def _title(number: str, columns: Iterable[Column]) -> str:
+    return _TITLES.get(number) or ", ".join(dict.fromkeys(each.title for each in columns))
+
+
+def _roman(number: str) -> tuple[int, str]:
+    known = ("I", "II", "III", "IV", "V")
+    return (known.index(number) if number in known else len(known)), number
+
+
+def _metric(experiment: Experiment | None, protocol: Protocol, found: Sequence[Configuration]) -> Metric:
+    """As declared; for an experiment that is not known here, as the runs' results have it."""
+    if experiment is not None and protocol.variant in experiment.metrics:
+        return experiment.metrics[protocol.variant]
+    for run in (run for each in found for run in each.runs if run.metric):
+        return Metric(run.metric, run.metric.replace("_", " "), "lower" if run.better == "lower" else "higher")
+    return Metric("", "not known", "higher")
+
+
+def _tried_elsewhere(
+    protocol: Protocol, groups: Mapping[Protocol, Sequence[Configuration]], experiment: Experiment | None
+) -> dict[str, int]:
+    """Configurations of each method in shortened columns of the same experiment and variant."""
+    found: dict[str, set[str]] = {}
+    for other, members in groups.items():
+        same = (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
+        if same and other != protocol and other.departures(experiment):
+            for each in members:
+                if each.counted or each.diverged:
+                    found.setdefault(each.method, set()).add(json.dumps(dict(each.hyper), sort_keys=True))
+    return {method: len(tried) for method, tried in found.items()}
+
+
+def _distinction(protocol: Protocol, experiment: Experiment | None, groups: Iterable[Protocol]) -> str:
+    """In which words this column's title must differ from those of the experiment's others."""
+    departures = protocol.departures(experiment)
+    default = experiment.variants[0] if experiment else "default"
+    words = [] if protocol.variant == default else [protocol.variant]
+    beside = [
+        other
+        for other in groups
+        if (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
+        and other.departures(experiment) == departures
+    ]
+    if len({other.manner for other in beside}) > 1:
+        words.append(protocol.manner)
+    if experiment is None and len({(other.epochs, other.batch) for other in beside}) > 1:
+        words.append(f"{protocol.epochs} epochs, batch {protocol.batch}")
+    return ", ".join([*words, *departures])

@@ -1,0 +1,76 @@
+"""Numbers as a reader meets them: rounded, with their n, and never without saying what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aida_lab.report.statistics import Comparison, Summary
+
+MINUS = "−"
+
+
+def decimals(values: Iterable[float]) -> int:
+    """Digits behind the point that suit all of these: two for percentages and perplexities, more for small losses."""
+    sizes = sorted(abs(value) for value in values if math.isfinite(value))
+    middle = sizes[len(sizes) // 2] if sizes else 0.0
+    return 2 if middle >= 10 else 3 if middle >= 1 else 4
+
+
+def number(value: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float, digits: int) -> str:
+    text = f"{value:+.{digits}f}"
+    # a difference that rounds to nothing has no sign
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+
+
+def spread(found: Summary | None, digits: int) -> str:
+    """``91.68 ± 0.16``, or the number alone where there is one seed."""
+    if found is None:
+        return ""
+    return number(found.mean, digits) + (f" ± {found.std:.{digits}f}" if found.std is not None else "")
+
+
+def p_value(found: Comparison | None) -> str:
+    if found is None:
+        return ""
+    if found.p is None:
+        return found.reason
+    return "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 0.995 else f"{value:.3f}"
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """``lr 0.001, eps 1e-09`` as a person would write it."""
+    return ", ".join(f"{name} {plain(value)}" for name, value in values.items())
+
+
+def plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "/".join(map(plain, value))
+    if isinstance(value, float) and 0 < abs(value) < 1e-3:  # 1e-4, not 0.0001 or 1e-04
+        mantissa, _, exponent = f"{value:.6e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def commit(name: str) -> str:
+    """A commit's first seven digits, and the + that marks changed files."""
+    return name[:7] + name[40:] if len(name) >= 40 else name
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,89 @@
+"""From what a command asks for to the runs that give it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aida.catalog import find
+from aida_lab.external import outside
+from aida_lab.parsing import SettingError, settle
+from aida_lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
+
+
+@dataclass(frozen=True)
+class Order:
+    """An experiment under some optimizers and seeds. What is None is decided by the experiment or the device."""
+
+    experiment: Experiment
+    #: Names of the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
+    optimizers: tuple[str, ...] = ("aida",)
+    #: Hyper-parameters for all of them.
+    given: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    device: str = "cpu"
+    epochs: int | None = None
+    precision: str | None = None
+    variant: str | None = None
+    compiled: bool | None = None
+    deterministic: bool = False
+    #: Steps between two stepsize measurements; None for what the experiment proposes, 0 for none.
+    probe_every: int | None = 0
+    limit: int | None = None
+    warmup: int = 0
+
+    def specs(self) -> list[RunSpec]:
+        """One run for each optimizer and seed, seeds inside; SettingError or LookupError where it makes no sense."""
+        on_gpu = self.device.startswith("cuda")
+        compiled = self.experiment.compiled and on_gpu if self.compiled is None else self.compiled
+        rest: dict[str, Any] = {
+            "experiment": self.experiment.name,
+            "epochs": self.experiment.epochs if self.epochs is None else self.epochs,
+            "batch": self.experiment.batch,
+            "precision": self._precision(on_gpu),
+            "variant": self._variant(),
+            "compiled": compiled,
+            "deterministic": self.deterministic,
+            "probe_every": self._proposed_probe() if self.probe_every is None else self.probe_every,
+            "limit": self.limit,
+            "warmup": self.warmup,
+        }
+        methods = [self._method(name) for name in self.optimizers]
+        specs = [
+            RunSpec(optimizer=name, hyper=hyper, seed=seed, **rest) for name, hyper in methods for seed in self.seeds
+        ]
+        return list({spec.key: spec for spec in specs}.values())
+
+    def _proposed_probe(self) -> int:
+        """The experiment's number, which is about an epoch's steps; in a trial whose epochs are cut short, those."""
+        steps = self.experiment.probe_every
+        return steps if self.limit is None else min(steps, self.limit)
+
+    def _precision(self, on_gpu: bool) -> str:
+        if self.precision is None:
+            return "bf16" if on_gpu else "fp32"
+        if self.precision not in PRECISIONS:
+            raise SettingError(f"--precision {self.precision!r} is none of {', '.join(PRECISIONS)}")
+        return self.precision
+
+    def _variant(self) -> str:
+        known = self.experiment.variants
+        if self.variant is None:
+            return known[0]
+        if self.variant not in known:
+            raise SettingError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
+        return self.variant
+
+    def _method(self, name: str) -> tuple[str, dict[str, Any]]:
+        given = dict(self.given)
+        if match := re.fullmatch(r"aida-k(\d+)", name.strip().lower()):
+            if given.get("projections", int(match[1])) != int(match[1]):
+                raise SettingError(
+                    f"--optimizer {name} and --set projections={given['projections']} contradict each other"
+                )
+            name, given["projections"] = "aida", int(match[1])
+        settled, values = optimizer_values(self.experiment, name, given)
+        kind = outside(settled) if ":" in settled else find(settled).optimizer
+        return settled, settle(settled, kind, values, given)

@@ -1,0 +1,123 @@
+"""What a search has found: every configuration, the best of them, the repetitions there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aida_lab.runs.files import write_object, writing
+from aida_lab.search.plan import By, Plan
+from aida_lab.search.stage import Row
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (divided by n - 1; None for a single number)."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "n": self.n}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """As far as the search is."""
+
+    plan: Plan
+    rows: Sequence[Row]
+    #: None as long as a configuration is not measured, or where every one diverged.
+    best: Row | None
+    repetitions: Sequence[Row]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every configuration and every repetition is measured."""
+        return self.best is not None and bool(self.repetitions) and all(row.measured for row in self.repetitions)
+
+    @property
+    def diverged(self) -> int:
+        """Repetitions that did, which are in no mean."""
+        return sum(row.state == "diverged" for row in self.repetitions)
+
+    @property
+    def next_best(self) -> Row | None:
+        """What to repeat instead where the best does not hold at full length."""
+        return best_of([row for row in self.rows if row is not self.best], self.plan)
+
+    def spread(self, by: By) -> Spread | None:
+        """Over the repetitions; None where none has ended well."""
+        measured = [row.measured for row in self.repetitions if row.measured]
+        values = [value for each in measured if math.isfinite(value := each.value(by, self.plan.metric))]
+        if not values:
+            return None
+        mean = math.fsum(values) / len(values)
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        return Spread(mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, len(values))
+
+    def problems(self) -> list[str]:
+        """What broke, a line each."""
+        return [
+            f"{row.spec.key} {row.state}: {row.problem}"
+            for row in (*self.rows, *self.repetitions)
+            if row.state == "failed"
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "study": plan.name,
+            "experiment": plan.base.experiment,
+            "method": plan.method,
+            "metric": plan.metric.key,
+            "better": plan.metric.better,
+            "complete": self.complete,
+            **plan.about(),
+            "search_epochs": plan.base.epochs,
+            "repetition_epochs": plan.repetition(plan.base, 0).epochs,
+            "shortened": plan.shortened,
+            "configurations": [{**_row(row), "winner": row is self.best} for row in self.rows],
+            "repetitions": [_row(row) for row in self.repetitions],
+            "repeated": {by: found.to_json() for by in ("best", "last") if (found := self.spread(by)) is not None},
+        }
+
+    def write(self, out: Path) -> Path:
+        """The JSON file of the search, beside the runs."""
+        path = out / "search" / f"{self.plan.name}.json"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_object(path, self.to_json())
+        return path
+
+
+def best_of(rows: Sequence[Row], plan: Plan) -> Row | None:
+    """The configuration to repeat, the first of equals; None where none ended well."""
+    best: tuple[float, Row] | None = None
+    for row in rows:
+        if row.measured is None or row.measured.state != "finished":
+            continue
+        value = row.measured.value(plan.by, plan.metric)
+        if math.isfinite(value) and plan.metric.improves(value, best[0] if best else None):
+            best = (value, row)
+    return best[1] if best else None
+
+
+def _row(row: Row) -> dict[str, Any]:
+    measured = row.measured
+    return {
+        "values": dict(row.configuration),
+        "run": row.spec.key,
+        "seed": row.spec.seed,
+        "state": row.state,
+        "best": measured.best if measured else None,
+        "best_epoch": measured.best_epoch if measured else None,
+        "last": measured.last if measured else None,
+        "folder": measured.folder if measured else None,
+        "host": measured.host if measured else None,
+        **({"problem": row.problem} if row.problem else {}),
+    }

@@ -1,0 +1,40 @@
+"""What a run has come to, as a trial keeps it: enough for every table on any machine, wherever the folder lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from aida_lab.search.plan import By
+from aida_lab.spec import Metric
+
+MeasuredState = Literal["finished", "diverged", "pruned"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run that has its result, or that was pruned."""
+
+    #: The key of its spec.
+    run: str
+    state: MeasuredState
+    best: float | None
+    best_epoch: int | None
+    last: float | None
+    folder: str
+    host: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Measured:
+        return cls(**content)
+
+    def value(self, by: By, metric: Metric) -> float:
+        """What it is judged by; a run that diverged is worse than any that did not."""
+        worst = -math.inf if metric.better == "higher" else math.inf
+        found = self.best if by == "best" else self.last
+        return worst if self.state == "diverged" or found is None or not math.isfinite(found) else found

@@ -1,0 +1,183 @@
+"""WGAN-GP on CIFAR-10 at 64 x 64: a critic every step, a generator every fifth, a Fréchet distance at the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from aida_lab.data import images
+from aida_lab.data.root import data_root
+from aida_lab.frechet.cache import cached_moments
+from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
+from aida_lab.frechet.pictures import as_saved
+from aida_lab.models.wgan import NOISE, Critic, Generator
+from aida_lab.task import Setting, stream
+
+#: λ of the gradient penalty.
+PENALTY = 10.0
+#: The generator steps in every iteration whose number in the epoch is a multiple of this.
+CRITIC_STEPS = 5
+#: Generated images for the distance: 1,000 batches of 64.
+FAKES = 64_000
+
+#: Images at once through the generator and the feature network; it decides no number.
+_MEASURED = 128
+
+
+class WganGp:
+    """Both networks, all of the training images on the device, and the network that measures."""
+
+    def __init__(self, setting: Setting) -> None:
+        spec = setting.spec
+        if spec.compiled:
+            raise ValueError(
+                "the gradient penalty is differentiated twice, which torch.compile cannot; train wgan-gp without it"
+            )
+        self._setting, self._spec, self._device = setting, spec, setting.device
+        # first what may be missing: a run must not find that out after its last epoch
+        self._network = _feature_network(setting)
+        self._pixels = images.cifar10(setting.data_root).train.pixels.to(setting.device)
+        self._critic = Critic().to(setting.device)
+        self._generator = Generator().to(setting.device)
+        self.modules: Mapping[str, nn.Module] = MappingProxyType({"critic": self._critic, "generator": self._generator})
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def begin_epoch(self, epoch: int) -> int:
+        spec = self._spec
+        order = torch.randperm(len(self._pixels), generator=stream(spec.seed, epoch, "order"))
+        self._order = order.to(self._device)
+        steps = -(-len(order) // spec.batch)
+        return steps if spec.limit is None else min(steps, spec.limit)
+
+    def batch(self, index: int) -> tuple[Tensor, ...]:
+        """Images of 32 x 32 pixels in uint8: the step enlarges them, so that little is kept and little is copied."""
+        size = self._spec.batch
+        return (self._pixels[self._order[index * size : (index + 1) * size]],)
+
+    def kind(self, index: int) -> str:
+        kind = "both" if index % CRITIC_STEPS == 0 else "critic"
+        size, whole = self._spec.batch, len(self._order)
+        return kind if (index + 1) * size <= whole else f"{kind} of {whole - index * size}"
+
+    def lr_factor(self, index: int) -> float:
+        return 1.0
+
+    def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
+        """The critic's loss with its penalty; what the generator minimises is not returned."""
+        real = normalised(doubled(batch[0]))
+        noise = torch.randn(len(real), NOISE, device=real.device)
+        # also where the generator takes no step: whoever measures then must not find the gradients of an earlier one
+        optimizers["generator"].zero_grad(set_to_none=True)
+        loss = self._critic_step(real, noise, optimizers["critic"])
+        if kind.startswith("both"):
+            self._generator_step(noise, optimizers["generator"])
+        return loss
+
+    def evaluate(self, final: bool) -> Mapping[str, float]:
+        """Nothing until the run's end, when the Fréchet distance is measured once: it takes longer than an epoch."""
+        if not final:
+            return {}
+        finite = all(bool(each.isfinite().all()) for each in self._generator.state_dict().values())
+        distance = frechet_distance(self._real(), self._fake()) if finite else float("nan")
+        return {self._network.metric: distance}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _critic_step(self, real: Tensor, noise: Tensor, optimizer: Optimizer) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with self._setting.autocast(), torch.no_grad():
+            fake = self._generator(noise).float()
+        mix = torch.rand(len(real), 1, 1, 1, device=real.device)
+        between = (mix * real + (1.0 - mix) * fake).requires_grad_()
+        with self._setting.autocast():
+            # three calls, not one on all images: each set is normalised by its own batch statistics
+            estimate = self._critic(real).float().mean() - self._critic(fake).float().mean()
+            scores = self._critic(between).float()
+        (slopes,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
+        penalty = PENALTY * (slopes.flatten(1).norm(2, dim=1) - 1.0).square().mean()
+        loss: Tensor = penalty - estimate
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
+        with self._setting.autocast():
+            scores = self._critic(self._generator(noise).float())
+        # gradients of the generator alone: those of the critic would be thrown away
+        (-scores.float().mean()).backward(inputs=list(self._generator.parameters()))
+        optimizer.step()
+
+    def _real(self) -> Moments:
+        """Of all training images, once for all runs; of as many as a limited run generates, each time."""
+        limit = self._spec.limit
+        if limit is not None:
+            return self._network.moments(_saved(self._pixels[: limit * self._spec.batch]))
+        content = hashlib.sha256(self._pixels.cpu().numpy().data).hexdigest()
+        name = f"{self._network.name}-{content[:16]}.pt"
+        origin = f"{self._network.name}: 64 x 64, as saved, of {content}"
+        folder = data_root(self._setting.data_root) / "frechet"
+        return cached_moments(folder / name, origin, lambda: self._network.moments(_saved(self._pixels)))
+
+    def _fake(self) -> Moments:
+        spec = self._spec
+        count = FAKES if spec.limit is None else spec.limit * spec.batch
+        # a stream of its own, so that neither the training's random numbers nor the device decide what is measured
+        noise = torch.randn(count, NOISE, generator=stream(spec.seed, 0, "fakes"))
+        self._generator.eval()
+        try:
+            return self._network.moments(self._generated(noise))
+        finally:
+            self._generator.train()
+
+    def _generated(self, noise: Tensor) -> Iterator[Tensor]:
+        for part in noise.split(_MEASURED):
+            # not in the run's precision: bfloat16 images would show their own rounding to the feature network
+            with torch.no_grad(), full_float32(self._device):
+                made = self._generator(part.to(self._device))
+            yield as_saved(made)
+
+
+def doubled(pixels: Tensor) -> Tensor:
+    """uint8 images at twice the size, by the bits of Pillow's bilinear resize, which the public code uses.
+
+    Every new pixel lies a quarter between two old ones. Pillow rounds after the rows and again after the columns,
+    so 8 bits stay 8 bits; a resize in floating point would differ by up to one level.
+    """
+    out = pixels
+    for dim in (3, 2):
+        wide = out.to(torch.int16)
+        size = wide.size(dim)
+        before = torch.cat([wide.narrow(dim, 0, 1), wide.narrow(dim, 0, size - 1)], dim)
+        after = torch.cat([wide.narrow(dim, 1, size - 1), wide.narrow(dim, size - 1, 1)], dim)
+        pair = torch.stack([3 * wide + before, 3 * wide + after], dim + 1)
+        out = ((pair + 2) >> 2).flatten(dim, dim + 1).to(torch.uint8)
+    return out
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """Mean .5 and standard deviation .5 of the unit range: values in [-1, 1]."""
+    return pixels.float().div(127.5).sub(1.0)
+
+
+def _saved(pixels: Tensor) -> Iterator[Tensor]:
+    for part in pixels.split(_MEASURED):
+        yield as_saved(normalised(doubled(part)))
+
+
+def _feature_network(setting: Setting) -> FeatureNetwork:
+    if setting.spec.variant != "inception":
+        return efficientnet_lite0(setting.device)
+    if setting.inception is None:
+        raise ValueError("the variant 'inception' measures FID and needs the file of its weights: --inception FILE")
+    return inception_v3(setting.inception, setting.device)

@@ -1,0 +1,136 @@
+"""Language modelling with carried state: stretches of random length, two penalties, perplexities.
+
+The loss that is descended has the penalties on the last layer in it; the one that is returned is the cross
+entropy alone, which is what the public code logs and what a perplexity can be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from aida_lab.data.text import batchify
+from aida_lab.models.lstm import AwdLstm
+from aida_lab.task import Setting, stream
+from aida_lab.tasks.descent import descend
+from aida_lab.tasks.perplexity import perplexity
+from aida_lab.tasks.reading import mean_loss
+
+#: Words a stretch has on average; the learning rate of a step is in proportion to its stretch.
+STRETCH = 70
+#: Weights of the activation penalty and of its temporal sister.
+ACTIVATION, TEMPORAL = 2.0, 1.0
+CLIP = 0.25
+
+
+class Stretch(NamedTuple):
+    """What one step reads of the text."""
+
+    start: int
+    length: int
+    #: As it was drawn; the last one of an epoch may be cut short, and keeps the learning rate of its draw.
+    drawn: int
+
+
+def stretches(words: int, generator: torch.Generator) -> list[Stretch]:
+    """An epoch over columns of ``words`` words: 70 (or, one time in twenty, 35) ± 5 words each, at least 5.
+
+    No stretch has a single word to predict: the temporal penalty needs two.
+    """
+    most = words // 5 + 1
+    halved = torch.rand(most, generator=generator, dtype=torch.float64) >= 0.95
+    normal = torch.randn(most, generator=generator, dtype=torch.float64)
+    drawn = (torch.where(halved, STRETCH / 2, float(STRETCH)) + 5 * normal).long().clamp_(min=5)
+    starts = drawn.cumsum(0) - drawn
+    return [
+        Stretch(start, min(length, words - 1 - start), length)
+        for start, length in zip(starts.tolist(), drawn.tolist(), strict=True)
+        if start < words - 2
+    ]
+
+
+class LanguageTask:
+    """An AWD-LSTM over columns of text.
+
+    Args:
+        setting: where and how.
+        model: the network.
+        train: word numbers of the text it learns from, in one row.
+        measured: columns of text, ``(length, batch)``, by the name of their perplexity.
+    """
+
+    def __init__(self, setting: Setting, model: AwdLstm, train: Tensor, measured: Mapping[str, Tensor]) -> None:
+        spec = setting.spec
+        if spec.compiled:
+            raise ValueError(
+                "compiled=True does nothing for an LSTM, whose time goes into cuDNN's calls; run it with compiled=False"
+            )
+        self._seed, self._limit = spec.seed, spec.limit
+        self._setting, self._device = setting, setting.device
+        self.model = model.to(setting.device)
+        self.modules: Mapping[str, nn.Module] = {"model": self.model}
+        self._train = batchify(train, spec.batch).to(setting.device)
+        longest = None if spec.limit is None else spec.limit * STRETCH + 1
+        self._measured = {name: columns[:longest].to(setting.device) for name, columns in measured.items()}
+        # where the text has been read to: graphs write into these very tensors
+        self._state = self.model.initial_state(spec.batch)
+        self._epoch = -1
+        self._stretches: list[Stretch] = []
+
+    def begin_epoch(self, epoch: int) -> int:
+        if epoch != self._epoch:  # else a checkpoint from within this epoch has just given the state back
+            self._epoch = epoch
+            for part in self._parts():
+                part.zero_()
+        self._stretches = stretches(len(self._train), stream(self._seed, epoch, "bptt"))[: self._limit]
+        return len(self._stretches)
+
+    def batch(self, index: int) -> tuple[Tensor, ...]:
+        start, length, _ = self._stretches[index]
+        return self._train[start : start + length], self._train[start + 1 : start + 1 + length]
+
+    def kind(self, index: int) -> str:
+        return str(self._stretches[index].length)
+
+    def lr_factor(self, index: int) -> float:
+        return self._stretches[index].drawn / STRETCH
+
+    def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
+        words, following = batch
+        optimizer = optimizers["model"]
+        optimizer.zero_grad(set_to_none=True)
+        with self._setting.autocast():
+            out = self.model(words, self._state)
+            entropy = functional.cross_entropy(out.logits.flatten(0, 1).float(), following.flatten())
+            activation = out.dropped.pow(2).mean()
+            temporal = (out.raw[1:] - out.raw[:-1]).pow(2).mean()
+            loss = entropy + ACTIVATION * activation + TEMPORAL * temporal
+        descend(optimizer, loss, CLIP)
+        # only now: the backward pass reads the state that the stretch began with
+        after = [part.detach() for layer in out.state for part in layer]
+        for part, new in zip(self._parts(), after, strict=True):
+            part.copy_(new)
+        return entropy.detach()
+
+    def evaluate(self, final: bool) -> Mapping[str, float]:
+        self.model.eval()
+        with torch.no_grad(), self._setting.autocast():
+            losses = torch.stack([mean_loss(self.model, columns) for columns in self._measured.values()]).tolist()
+        self.model.train()
+        return {name: perplexity(loss) for name, loss in zip(self._measured, losses, strict=True)}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "state": [part.clone() for part in self._parts()]}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["epoch"]
+        for part, kept in zip(self._parts(), state["state"], strict=True):
+            part.copy_(kept)
+
+    def _parts(self) -> list[Tensor]:
+        return [part for layer in self._state for part in layer]

@@ -1,0 +1,172 @@
+"""Translation by a transformer: smoothed labels, a loss summed over words, teacher-forced accuracy.
+
+All sentences lie on the device as two padded grids. A batch of pairs is packed into rows of :data:`WIDTH` words
+(:mod:`aida_lab.tasks.packing`) and is two tables that say which word of the grids stands at each place. With
+:data:`ROOM` rows a pair nearly every batch of 200 has the same shapes, so that a GPU trains from one graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from aida_lab.data.translation import PAD, Pairs
+from aida_lab.models.layout import Layout
+from aida_lab.models.transformer import Transformer
+from aida_lab.task import Setting, stream
+from aida_lab.tasks.descent import descend
+from aida_lab.tasks.packing import cells, first_fit
+from aida_lab.tasks.perplexity import perplexity
+
+#: Share of the probability that training gives to all wrong words together.
+SMOOTHING = 0.1
+
+#: Words in a row, at least: what a GPU's tensor cores like, and a third more than the longest sentence of Multi30k.
+WIDTH = 64
+#: Rows that a batch gets for each of its pairs: 52 for 200, of which Multi30k's need 47.2 ± 1.0.
+ROOM = 0.26
+#: A batch that needs more gets a multiple of this.
+BLOCK = 8
+
+#: Pairs an evaluation reads at once; 7,300 words, whose logits are 280 MB in float32.
+AT_ONCE = 512
+
+
+def room(pairs: int, needed: int) -> int:
+    """Rows for that many pairs, which need so many."""
+    usual = math.ceil(ROOM * pairs)
+    return usual if needed <= usual else -(-needed // BLOCK) * BLOCK
+
+
+def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy with a share of :data:`SMOOTHING` over all *other* words, summed over what is not padding.
+
+    torch spreads its share s over all V words, the right one included; s = SMOOTHING · V / (V − 1) gives
+    each wrong word SMOOTHING / (V − 1) and leaves 1 − SMOOTHING with the right one.
+    """
+    vocabulary = logits.size(-1)
+    share = SMOOTHING * vocabulary / (vocabulary - 1)
+    return functional.cross_entropy(logits.float(), labels, ignore_index=PAD, label_smoothing=share, reduction="sum")
+
+
+class Corpus:
+    """Pairs as grids on a device, each with a row of padding at its end, and how to find a batch in them."""
+
+    def __init__(self, pairs: Pairs, device: torch.device) -> None:
+        self.source, self.target = (
+            functional.pad(side.padded(), (0, 0, 0, 1), value=PAD).to(device) for side in (pairs.source, pairs.target)
+        )
+        # of a target all words are read or predicted but not both: the last is only predicted
+        self.lengths = torch.stack([pairs.source.lengths, pairs.target.lengths - 1], dim=1)
+        longest = max(self.source.size(1), self.target.size(1))
+        self._width = max(WIDTH, -(-longest // 8) * 8)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def pack(self, numbers: Tensor) -> Tensor:
+        """Which cells of the two grids the pairs of these numbers read, ``(2, rows, WIDTH)``, on the host."""
+        lengths = self.lengths[numbers]
+        places = torch.tensor(first_fit(lengths.tolist(), self._width)).view(-1, 3)
+        shape = room(len(numbers), int(places[:, 0].max()) + 1), self._width
+        sides = []
+        for side, grid in enumerate((self.source, self.target)):
+            starts = places[:, 0] * self._width + places[:, 1 + side]
+            empty = (len(grid) - 1) * grid.size(1)  # the row of padding, which no sentence has the number of
+            sides.append(cells(starts, lengths[:, side], numbers, grid.size(1), shape, empty))
+        return torch.stack(sides)
+
+
+class TranslationTask:
+    """A transformer over pairs of sentences."""
+
+    def __init__(self, setting: Setting, model: Transformer, train: Pairs, valid: Pairs) -> None:
+        spec = setting.spec
+        self._setting, self._spec, self._device = setting, spec, setting.device
+        self.model = model.to(setting.device)
+        self.modules: Mapping[str, nn.Module] = {"model": self.model}
+        self._train, self._valid = Corpus(train, setting.device), Corpus(valid, setting.device)
+        count = len(valid) if spec.limit is None else min(len(valid), spec.limit * spec.batch)
+        self._valid_words = int(self._valid.lengths[:count, 1].sum())
+        self._valid_batches = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
+        self._batches: tuple[Tensor, ...] = ()
+        self._packed: tuple[int, Tensor] | None = None
+        self._loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._summed_loss
+        if spec.compiled:
+            self._loss = torch.compile(self._summed_loss, dynamic=False)
+
+    def begin_epoch(self, epoch: int) -> int:
+        order = torch.randperm(len(self._train), generator=stream(self._spec.seed, epoch, "order"))
+        self._batches = order.split(self._spec.batch)[: self._spec.limit]
+        self._packed = None
+        return len(self._batches)
+
+    def batch(self, index: int) -> tuple[Tensor, ...]:
+        packed = self._pack(index)
+        if self._device.type == "cuda":  # without waiting for the device, which is still at an earlier step
+            packed = packed.pin_memory().to(self._device, non_blocking=True)
+        return packed.unbind()
+
+    def kind(self, index: int) -> str:
+        """Its rows."""
+        return str(self._pack(index).size(1))
+
+    def lr_factor(self, index: int) -> float:
+        return 1.0
+
+    def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
+        source, target = batch
+        optimizer = optimizers["model"]
+        optimizer.zero_grad(set_to_none=True)
+        summed, words = self._loss(source, target)
+        return descend(optimizer, summed) / words
+
+    @torch.no_grad()
+    def evaluate(self, final: bool) -> Mapping[str, float]:
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for source, target in self._valid_batches:
+            logits, labels = self._predict(self._valid, source, target)
+            loss = functional.cross_entropy(logits.float(), labels, ignore_index=PAD, reduction="sum")
+            right = ((logits.argmax(-1) == labels) & (labels != PAD)).sum()
+            sums += torch.stack([loss.double(), right.double()])
+        self.model.train()
+        loss_sum, right_sum = sums.tolist()
+        return {
+            "accuracy": 100 * right_sum / self._valid_words,
+            "valid_ppl": perplexity(loss_sum / self._valid_words),
+        }
+
+    def extra_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _pack(self, index: int) -> Tensor:
+        """Batch ``index``, packed when it is first asked for: the host has time while a GPU is at earlier ones."""
+        if self._packed is None or self._packed[0] != index:
+            self._packed = index, self._train.pack(self._batches[index])
+        return self._packed[1]
+
+    def _predict(self, corpus: Corpus, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and labels of every place, as ``source`` and ``target`` read them of the two grids."""
+        with self._setting.autocast():
+            logits = self.model.logits(*_read(corpus.source, source), *_read(corpus.target, target))
+        return logits.flatten(0, 1), corpus.target.flatten()[target + 1].flatten()
+
+    def _summed_loss(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and how many words it is the sum over."""
+        logits, labels = self._predict(self._train, source, target)
+        return smoothed_loss(logits, labels), (labels != PAD).sum()
+
+
+def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Layout]:
+    """The words in these cells of a grid, whose rows are sentences."""
+    return grid.flatten()[where], Layout(where // grid.size(1), where % grid.size(1))

@@ -1,0 +1,111 @@
+"""The recursion Theorem 1 speaks of, run on a convex problem, with everything the proof needs kept.
+
+It differs from the optimizer one trains with in three ways, all of them the theorem's: the learning
+rate is ``eta / sqrt(t)``, beta1 decays as ``beta1 * lam**t``, and the bias corrections are left out
+("absorbed into eta_t"). ``bias_corrected=True`` puts them back; with ``lam=1`` that is Aida itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aida.rule import residual_coefficients
+from aida_lab.theory.problems import Array, Problem
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The numbers of Theorem 1."""
+
+    eta: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    lam: float = 0.99
+    eps: float = 1e-8
+    xi: float = 1e-20
+
+    def eta_at(self, steps: Array) -> Array:
+        return self.eta / np.sqrt(steps)
+
+    def beta1_at(self, steps: Array) -> Array:
+        """beta1 * lam**t for t = 1, 2, ...: the first value is beta1 * lam, not beta1 as the proof has it."""
+        return self.beta1 * self.lam**steps
+
+
+@dataclass(frozen=True)
+class Method:
+    """Aida with some number of projections; 0 is AdaBelief (without its outer eps, as in Eq. 5)."""
+
+    name: str
+    projections: int
+
+
+ADABELIEF = Method("AdaBelief", 0)
+AIDA = Method("Aida", 2)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What a run left behind. The first axis is time: row t - 1 of an array is the paper's index t."""
+
+    problem: Problem
+    method: Method
+    schedule: Schedule
+    thetas: Array  #: (T + 1, d): theta_0 ... theta_T
+    gradients: Array  #: (T, d): g_1 ... g_T
+    momenta: Array  #: (T, d): m_1 ... m_T
+    variances: Array  #: (T, d): v_1 ... v_T
+
+    def __len__(self) -> int:
+        return len(self.gradients)
+
+
+def descend(
+    problem: Problem,
+    method: Method,
+    schedule: Schedule,
+    steps: int,
+    *,
+    monotone: bool = False,
+    bias_corrected: bool = False,
+    batch: int | None = None,
+) -> Trajectory:
+    """Run the recursion for ``steps`` steps from the problem's start.
+
+    ``monotone`` enforces assumption (3) by never letting a variance fall. ``batch`` draws that many
+    examples per step instead of all of them: then the gradient is noisy, as in training, and the
+    theorem, which is about the full gradient, does not apply.
+    """
+    theta = problem.start
+    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    rows = np.random.default_rng(0)
+    thetas = np.empty((steps + 1, len(theta)))
+    thetas[0] = theta
+    gradients, momenta, variances = np.empty((3, steps, len(theta)))
+    for t in range(1, steps + 1):
+        picked = None if batch is None else rows.integers(0, len(problem.features), batch)  # type: ignore[attr-defined]
+        g = problem.gradient(theta, picked)
+        beta1 = schedule.beta1 * schedule.lam**t
+        m = beta1 * m + (1 - beta1) * g
+        kept = v
+        residual = _residual(m, g, problem, method, schedule)
+        v = schedule.beta2 * v + (1 - schedule.beta2) * residual**2 + schedule.eps
+        if monotone:
+            v = np.maximum(v, kept)
+        eta = schedule.eta / np.sqrt(t)
+        if bias_corrected:
+            eta *= np.sqrt(1 - schedule.beta2**t) / (1 - schedule.beta1**t)
+        theta = theta - eta * m / np.sqrt(v)
+        thetas[t], gradients[t - 1], momenta[t - 1], variances[t - 1] = theta, g, m, v
+    return Trajectory(problem, method, schedule, thetas, gradients, momenta, variances)
+
+
+def _residual(m: Array, g: Array, problem: Problem, method: Method, schedule: Schedule) -> Array:
+    residual = np.empty_like(m)
+    for layer in problem.layers:
+        products = float(m[layer] @ g[layer]), float(m[layer] @ m[layer]), float(g[layer] @ g[layer])
+        a, b = residual_coefficients(*products, method.projections, schedule.xi)
+        residual[layer] = a * m[layer] + b * g[layer]
+    return residual

@@ -1,0 +1,120 @@
+"""The machine a run is on: chosen, set up as the spec asks, and described."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from functools import cache, reduce
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aida._version import __version__
+from aida_lab import distributed
+from aida_lab.spec import RunSpec
+
+
+def choose_device(asked: str | None) -> torch.device:
+    """The device asked for, else a GPU where there is one."""
+    if asked is None:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(asked)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device {asked}: torch {torch.__version__} sees no CUDA device; use --device cpu")
+        # not torch.cuda.current_device(): that opens the device, and a process that only hands out work should not
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
+    """Precision, repeatability and threads as the run wants them; process-wide, as torch keeps them."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    # under bf16 what autocast leaves in float32, the recurrence of an LSTM, may use the tensor cores too
+    tf32 = spec.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # Trying out which of cuDNN's algorithms is fastest would choose differently from run to run.
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if spec.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(spec.deterministic)
+
+
+def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any]:
+    """What a reader needs to judge a run's numbers by; ``at_once`` is how many runs share the machine."""
+    gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
+        "device_type": device.type,
+        "path": path,
+        "threads": torch.get_num_threads(),
+        "processes": distributed.world(),
+        "at_once": at_once,
+        "git": _commit(),
+        "versions": {
+            "aida": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if gpu else None,
+            "triton": _version("triton"),
+        },
+    }
+
+
+#: What may change a run's last bits, or more, where it goes on under another; with its place in a session.
+_TELLING = {
+    "torch": ("versions", "torch"),
+    "code": ("git",),
+    "device": ("device",),
+    "processes": ("processes",),
+    "threads": ("threads",),
+}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two sessions of a run, as (before, now); what the first does not say is not compared."""
+    found = {}
+    for name, place in _TELLING.items():
+        old, new = reduce(_part, place, before), reduce(_part, place, now)
+        if old is not None and old != new and (name != "threads" or now["device_type"] == "cpu"):
+            found[name] = (old, new)
+    return found
+
+
+def _part(session: Any, name: str) -> Any:
+    return session.get(name) if isinstance(session, Mapping) else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _commit() -> str | None:
+    """The commit this package runs from, with a + where files differ from it; None where it is no checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # a package inside somebody else's checkout
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,181 @@
+"""A run in memory: trained epoch by epoch, taken apart into a checkpoint and put together again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aida.catalog import reading_for
+from aida.stepsizes import Record, StepsizeProbe
+from aida_lab.experiments import find_experiment
+from aida_lab.schedules import Restarted, WarmUp
+from aida_lab.spec import RunSpec
+from aida_lab.task import Setting
+from aida_lab.training.environment import choose_device, set_up
+from aida_lab.training.optimizers import LearningRate, build, can_be_captured
+from aida_lab.training.options import Options
+from aida_lab.training.steps import GraphSteps, PlainSteps, Steps
+from aida_lab.training.switching import Switching, as_asgd
+
+#: Called after every step; what it raises ends the epoch where it is.
+AfterStep = Callable[[], None]
+
+
+class Training:
+    """One run: its task, optimizers and position. Building it seeds torch and sets process-wide switches."""
+
+    def __init__(self, spec: RunSpec, options: Options) -> None:
+        self.spec = spec
+        self.experiment = find_experiment(spec.experiment)
+        self.device = choose_device(options.device)
+        set_up(spec, self.device, options.threads)
+        torch.manual_seed(spec.seed)
+        setting = Setting(spec, self.device, options.data_root, options.inception, options.workers)
+        self.task = self.experiment.task(setting)
+        self._captured = self._captures(options.graph)
+        declared = self.experiment.schedule
+        self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
+        rule = self.experiment.switches.get(spec.variant)
+        self.switching = Switching(rule) if rule is not None and spec.optimizer == "sgd" else None
+        self._take_up(spec)
+        self.probes: list[StepsizeProbe] = []
+        self.epoch = 0  #: epochs completed
+        self.index = 0  #: steps taken in the current one
+        self.step = 0  #: steps taken in all
+        self.epoch_steps = 0  #: steps of the current epoch
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._seconds = 0.0  # of the current epoch, before a break
+        self._began: float | None = None  # when this process began or went on with it
+
+    def _take_up(self, spec: RunSpec) -> None:
+        """Train with the optimizer that ``spec`` names from now on."""
+        self.optimizers = {
+            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
+        }
+        self._lr = LearningRate(self.optimizers.values())
+        self.steps: Steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
+
+    def _switch(self, at: int) -> None:
+        self._schedule = Restarted(self._schedule, at)
+        self._take_up(as_asgd(self.spec))
+
+    def _captures(self, asked: bool | None) -> bool:
+        possible = self.device.type == "cuda" and can_be_captured(self.spec)
+        if asked and not possible:
+            reason = (
+                "needs a CUDA device"
+                if self.device.type != "cuda"
+                else f"needs an optimizer with capturable=True, which {self.spec.optimizer} has not"
+            )
+            raise ValueError(f"--graph {reason}; leave it out, and steps are taken plainly")
+        return possible if asked is None else asked
+
+    @property
+    def has_stepsizes(self) -> bool:
+        """Whether its optimizers adapt stepsizes; TypeError for one of which that is not known."""
+        return all(reading_for(optimizer).stepsize is not None for optimizer in self.optimizers.values())
+
+    def probe(self, sink: Callable[[Record], object]) -> None:
+        """Measure stepsizes at every ``spec.probe_every``-th step."""
+        several = len(self.optimizers) > 1
+        for name, optimizer in self.optimizers.items():
+            named = self.task.modules[name].named_parameters(name if several else "")
+            probe = StepsizeProbe(optimizer, named, self.spec.probe_every, sink, weights_only=True)
+            probe.close()  # no hook sees a replayed graph: the loop asks for each measurement
+            self.probes.append(probe)
+
+    def train_epoch(self, after_step: AfterStep = lambda: None) -> dict[str, Any]:
+        """Train to the end of the current epoch and measure; returns the curve's row."""
+        self._began = time.perf_counter()
+        steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
+        schedule, epochs = self._schedule, self.spec.epochs
+        while self.index < steps:
+            index = self.index
+            factor = schedule.factor(self.epoch, self.step, epochs) * self.task.lr_factor(index)
+            self._lr.set(self._lr.base * factor)
+            self._loss += self.steps(self.task.kind(index), self.task.batch(index))
+            self.index += 1
+            self.step += 1
+            if self.probes and self.step % self.spec.probe_every == 0:
+                for probe in self.probes:
+                    probe.measure(self.step)
+            try:
+                after_step()
+            except BaseException:
+                self._seconds, self._began = self._elapsed(), None
+                raise
+        loss = float(self._loss) / max(steps, 1)  # waits for the device
+        seconds = self._elapsed()
+        self._began = None
+        lr = self._lr.base * schedule.factor(self.epoch, self.step - 1, epochs)
+        began = time.perf_counter()
+        final = self.epoch + 1 == epochs
+        measured = dict(self.task.evaluate(final)) if math.isfinite(loss) else {}
+        self.epoch += 1
+        self.index, self._seconds = 0, 0.0
+        self._loss.zero_()
+        if self.switching is not None and self.switching.comes(measured, self.epoch):
+            self._switch(self.epoch)
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "lr": lr,
+            "loss": loss,
+            **measured,
+            "seconds": round(seconds, 4),
+            "eval_seconds": round(time.perf_counter() - began, 4),
+        }
+
+    def _elapsed(self) -> float:
+        """Seconds of training in the current epoch, those before a break among them."""
+        return self._seconds + (time.perf_counter() - self._began if self._began is not None else 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """All that decides how the run goes on; plain values and tensors."""
+        return {
+            "epoch": self.epoch,
+            "index": self.index,
+            "step": self.step,
+            "loss": self._loss,
+            "seconds": self._elapsed(),
+            "modules": {name: module.state_dict() for name, module in self.task.modules.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "task": self.task.extra_state(),
+            "random": _random_state(self.device),
+            **({"switching": self.switching.state()} if self.switching is not None else {}),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`, in a training that has taken no step yet."""
+        self.epoch, self.index, self.step = state["epoch"], state["index"], state["step"]
+        self._loss.copy_(state["loss"])
+        self._seconds = state["seconds"]
+        for name, module in self.task.modules.items():
+            module.load_state_dict(state["modules"][name])
+        if self.switching is not None:
+            self.switching.load(state["switching"])
+            if self.switching.at is not None:
+                self._switch(self.switching.at)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self._lr.hold()
+        self.task.load_extra_state(state["task"])
+        _set_random_state(state["random"], self.device)
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

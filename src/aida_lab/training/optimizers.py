@@ -1,0 +1,95 @@
+"""The optimizers of a run: built from its spec, and their learning rates set by the loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aida.baselines.contract import Baseline
+from aida.catalog import find
+from aida_lab.external import outside
+from aida_lab.spec import RunSpec
+from aida_lab.training.matrices import MatricesAndRest, takes_matrices_alone
+
+
+def optimizer_class(spec: RunSpec) -> type[Optimizer]:
+    """The class a spec names."""
+    return outside(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
+
+
+def can_be_captured(spec: RunSpec) -> bool:
+    """Whether its step can be part of a CUDA graph: it keeps its counters, and takes its lr, on the device."""
+    kind = optimizer_class(spec)
+    # torch's SGD counts nothing, and its fused form reads lr on the device
+    return "capturable" in _arguments(kind) or kind is torch.optim.SGD
+
+
+def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Optimizer:
+    """The optimizer of a spec.
+
+    On a GPU in the form that a CUDA graph can hold, wherever there is one: a step taken plainly then gives
+    the same numbers as a recorded one, to the last bit.
+    """
+    kind = optimizer_class(spec)
+    accepted = _arguments(kind)
+    # JSON has no tuples, and betas are one
+    hyper: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in spec.hyper.items()
+    }
+    if device.type == "cuda" and kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        hyper.setdefault("fused", True)  # the fastest of its paths; the catalog's own choose by themselves
+    if device.type == "cuda" and can_be_captured(spec):
+        if "capturable" in accepted:
+            hyper["capturable"] = True
+        lr = hyper.get("lr", accepted["lr"].default if "lr" in accepted else None)
+        hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
+    make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if takes_matrices_alone(kind) else kind
+    optimizer = make(params, **hyper)
+    if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
+        # A dozen passes over memory become one; the others have kernels of their own. There are no loops to reorder
+        # in a step, and torch 2.11 stumbles over the attempt where tensors are updated together.
+        optimizer.step = torch.compile(  # type: ignore[assignment, method-assign]
+            optimizer.step, dynamic=False, options={"loop_ordering_after_fusion": False}
+        )
+    return optimizer
+
+
+class LearningRate:
+    """Sets the learning rate of all groups: in place where a CUDA graph reads it, else as a number."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        first = self._optimizers[0].param_groups[0]["lr"]
+        self._tensor = first if isinstance(first, Tensor) else None
+        self.base = float(first)
+        self._value: float | None = None
+        self.hold()
+
+    def hold(self) -> None:
+        """Put our own tensor into the groups: at first, and after a checkpoint brought others."""
+        self._value = None
+        if self._tensor is not None:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self._tensor
+
+    def set(self, value: float) -> None:
+        if value == self._value:
+            return
+        self._value = value
+        if self._tensor is not None:
+            self._tensor.fill_(value)
+            return
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = value
+
+
+def _arguments(kind: type[Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind).parameters

@@ -1,0 +1,122 @@
+"""A process that trains one run after another for :mod:`aida_lab.workers.pool`.
+
+Requests come as JSON lines on stdin; what happens goes back as JSON lines on a pipe of its own, so that
+nothing a library prints can get between. The end of stdin means that nobody waits any more: the run at hand
+is saved and the process ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from aida_lab.events import Event
+from aida_lab.spec import RunSpec
+from aida_lab.training.options import Options
+from aida_lab.workers.attempt import RUNNER, attempt, gpu_is_usable, runner_named
+
+#: Seconds a run may take to save itself once nobody waits any more.
+GRACE = 120.0
+
+
+def request(spec: RunSpec, out: Path, options: Options) -> dict[str, Any]:
+    """What makes a worker train a run."""
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    return {"spec": spec.to_json(), "out": str(out), "options": settings}
+
+
+def read_request(content: Mapping[str, Any]) -> tuple[RunSpec, Path, Options]:
+    """What :func:`request` was made of."""
+    paths = {each.name for each in fields(Options) if "Path" in str(each.type)}
+    options: dict[str, Any] = {
+        name: Path(value) if name in paths and value is not None else value
+        for name, value in content["options"].items()
+    }
+    return RunSpec.from_json(content["spec"]), Path(content["out"]), Options(**options)
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    # not through sys.stdin: a thread that waits in it holds its lock, which the interpreter needs to end
+    unread = b""
+    while read := os.read(descriptor, 1 << 16):
+        *lines, unread = (unread + read).split(b"\n")
+        yield from lines
+
+
+class Requests:
+    """Read in a thread of their own, so that a word to stop reaches a process that trains."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._lines = _lines(descriptor)
+        self._waiting: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._ended = False
+        # a signal between two runs stops nothing by itself; in a run its own handler is in place
+        signal.signal(signal.SIGINT, self._take_signal)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        while (found := self._waiting.get()) is not None and not self._ended:
+            yield found
+
+    def _read(self) -> None:
+        for line in self._lines:
+            message = json.loads(line)
+            if "stop" in message:
+                break
+            self._waiting.put(message)
+        self._ended = True
+        self._waiting.put(None)
+        self._stop_the_run()
+        for _ in self._lines:
+            pass  # told to stop, but somebody still waits: as long as they do
+        time.sleep(GRACE)
+        os._exit(1)
+
+    def _stop_the_run(self) -> None:
+        """Ctrl-C, once, and only where a run takes it as a wish: a second one would end it unsaved."""
+        while signal.getsignal(signal.SIGINT) == self._take_signal:
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+
+    def _take_signal(self, number: int, frame: Any) -> None:
+        self._ended = True
+
+
+def main() -> None:
+    """Serve until the requests end."""
+    words = argparse.ArgumentParser(prog="aida_lab.workers.worker", description=__doc__)
+    words.add_argument("--events", type=int, required=True, help="descriptor of the pipe that takes what happens")
+    words.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
+    given = words.parse_args()
+    faulthandler.enable()  # a crash in C leaves its Python lines in the log
+    runner = runner_named(given.runner)
+    # where nobody listens any more, the end of stdin says what to do about it
+    with suppress(BrokenPipeError), os.fdopen(given.events, "w", encoding="utf-8") as pipe:
+
+        def send(message: Mapping[str, Any]) -> None:
+            with suppress(BrokenPipeError):
+                pipe.write(json.dumps(message) + "\n")
+                pipe.flush()
+
+        def tell(event: Event) -> None:
+            send({"event": {**vars(event), "row": dict(event.row)}})
+
+        for content in Requests(sys.stdin.fileno()):
+            spec, out, options = read_request(content)
+            outcome = attempt(spec, out, options, tell, runner)
+            usable = gpu_is_usable()
+            send({"outcome": asdict(outcome), "usable": usable})
+            if not usable:
+                break
