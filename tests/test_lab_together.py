@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aida_lab import stopping
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.request import Order
@@ -19,7 +20,6 @@ from aida_lab.runs.store import RunFolder, read_curve, read_run, scan
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.training.run import run
-from aida_lab.workers import stopping
 from aida_lab.workers.jobs import Jobs
 from fake_runs import spec
 
