@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from aida_lab.cli import options as option
 from aida_lab.cli.choices import chosen_device
-from aida_lab.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida_lab.cli.printing import console, fail, say_written
 
 #: The methods of the paper's table of seconds per epoch, and the fastest AdamW.
@@ -25,12 +25,12 @@ def bench_train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to time, after two for warm-up.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of one method in parallel, each in its own process.")] = 1,
-    precision: Precision = None,
-    compiled: Compiled = None,
-    graph: Graph = None,
-    limit: Limit = None,
-    device: Device = None,
-    data: DataRoot = None,
+    precision: option.Precision = None,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
+    limit: option.Limit = None,
+    device: option.Device = None,
+    data: option.DataRoot = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for all times; a Markdown table goes next to it.")] = None,
 ) -> None:
     """Time the epochs of an experiment with several optimizers.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aida_lab.cli.options import DataRoot
+from aida_lab.cli import options as option
 from aida_lab.cli.printing import console, fail, say, table
 
 _SetName = Annotated[str, typer.Argument(metavar="NAME", help="The data set; aida data list shows them.")]
@@ -15,7 +15,7 @@ _SetName = Annotated[str, typer.Argument(metavar="NAME", help="The data set; aid
 
 def get_data(
     name: _SetName,
-    data: DataRoot = None,
+    data: option.DataRoot = None,
     again: Annotated[bool, typer.Option("--again", help="Download again even if the data set is complete.")] = False,
 ) -> None:
     """Download a data set from its official address, check it and unpack it.
@@ -38,7 +38,7 @@ def get_data(
 def import_data(
     name: _SetName,
     path: Annotated[Path, typer.Argument(help="Folder with the files of the data set, or its official archive.")],
-    data: DataRoot = None,
+    data: option.DataRoot = None,
 ) -> None:
     """Import a data set from a local copy. ImageNet is linked, the others are copied."""
     from aida_lab.data.errors import DataError
@@ -51,7 +51,7 @@ def import_data(
         fail(str(error))
 
 
-def list_data(data: DataRoot = None) -> None:
+def list_data(data: option.DataRoot = None) -> None:
     """List the data sets: whether each is there, where, and whether its checksums are right."""
     from aida_lab.data.local import status
 

@@ -9,30 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli.choices import (
-    chosen_device,
-    chosen_experiment,
-    chosen_variant,
-    require_data,
-    require_writable,
-    words_checked,
-)
-from aida_lab.cli.options import (
-    CheckpointSeconds,
-    Compiled,
-    DataRoot,
-    DecodingWorkers,
-    Deterministic,
-    Device,
-    Graph,
-    InceptionFile,
-    JobCount,
-    Limit,
-    Precision,
-    RunsFolder,
-    Variant,
-    Warmup,
-)
+from aida_lab.cli import choices
+from aida_lab.cli import options as option
 from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, say_written, table
 from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
@@ -93,20 +71,20 @@ def search(
     grace: Annotated[
         float, typer.Option(min=1.0, help="A worker counts as dead if it sends no heartbeat for GRACE seconds.")
     ] = 60.0,
-    precision: Precision = None,
-    variant: Variant = None,
-    jobs: JobCount = 1,
-    out: RunsFolder = Path("runs"),
-    data: DataRoot = None,
-    device: Device = None,
-    limit: Limit = None,
-    warmup: Warmup = 0,
-    deterministic: Deterministic = False,
-    compiled: Compiled = None,
-    graph: Graph = None,
-    inception: InceptionFile = None,
-    workers: DecodingWorkers = 4,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    precision: option.Precision = None,
+    variant: option.Variant = None,
+    jobs: option.JobCount = 1,
+    out: option.RunsFolder = Path("runs"),
+    data: option.DataRoot = None,
+    device: option.Device = None,
+    limit: option.Limit = None,
+    warmup: option.Warmup = 0,
+    deterministic: option.Deterministic = False,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
+    inception: option.InceptionFile = None,
+    workers: option.DecodingWorkers = 4,
+    checkpoint_seconds: option.CheckpointSeconds = 30.0,
 ) -> None:
     """Search the best configuration of an optimizer, then repeat it with several seeds.
 
@@ -129,15 +107,15 @@ def search(
 
     if missing := missing_packages(storage):
         fail(missing)
-    chosen = chosen_experiment(experiment, "search")
-    where = chosen_device(device)
+    chosen = choices.chosen_experiment(experiment, "search")
+    where = choices.chosen_device(device)
     if every and optimizer:
         fail("--all selects every optimizer, --optimizer some of them; use one of the two")
     _check("--by", by, ("best", "last"))
     _check("--sampler", sampler, ("grid", "tpe"))
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    with words_checked():
+    with choices.words_checked():
         order = Order(
             chosen,
             given=parse_settings(settings or []),
@@ -145,7 +123,7 @@ def search(
             device=where,
             epochs=epochs,
             precision=precision,
-            variant=chosen_variant(chosen, variant, inception),
+            variant=choices.chosen_variant(chosen, variant, inception),
             compiled=compiled,
             deterministic=deterministic,
             limit=limit,
@@ -165,8 +143,8 @@ def search(
             )
             for name in names
         ]
-    require_data(chosen.reads(plans[0].base.variant), data)
-    require_writable(out)
+    choices.require_data(chosen.reads(plans[0].base.variant), data)
+    choices.require_writable(out)
     options = Options(
         device=where,
         data_root=data,

@@ -11,30 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from aida_lab.cli.choices import (
-    chosen_device,
-    chosen_experiment,
-    chosen_variant,
-    require_data,
-    require_writable,
-    words_checked,
-)
-from aida_lab.cli.options import (
-    CheckpointSeconds,
-    Compiled,
-    DataRoot,
-    DecodingWorkers,
-    Deterministic,
-    Device,
-    Graph,
-    InceptionFile,
-    JobCount,
-    Limit,
-    Precision,
-    RunsFolder,
-    Variant,
-    Warmup,
-)
+from aida_lab.cli import choices
+from aida_lab.cli import options as option
 from aida_lab.cli.printing import console, fail, load_torch, say, table
 from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
@@ -59,7 +37,7 @@ class TrainCommand(TyperCommand):
         return super().parse_args(ctx, spelled)
 
 
-def list_experiments(data: DataRoot = None) -> None:
+def list_experiments(data: option.DataRoot = None) -> None:
     """List the experiments: model, data, epochs, metric."""
     from aida_lab.experiments import experiments
 
@@ -97,24 +75,24 @@ def train(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, one run per seed: 0,1,2 or 0-4.")] = "0",
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
-    precision: Precision = None,
-    variant: Variant = None,
-    jobs: JobCount = 1,
-    out: RunsFolder = Path("runs"),
-    data: DataRoot = None,
-    device: Device = None,
-    limit: Limit = None,
-    warmup: Warmup = 0,
+    precision: option.Precision = None,
+    variant: option.Variant = None,
+    jobs: option.JobCount = 1,
+    out: option.RunsFolder = Path("runs"),
+    data: option.DataRoot = None,
+    device: option.Device = None,
+    limit: option.Limit = None,
+    warmup: option.Warmup = 0,
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
-    deterministic: Deterministic = False,
-    compiled: Compiled = None,
-    graph: Graph = None,
+    deterministic: option.Deterministic = False,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
     log: Annotated[str | None, typer.Option(help="tensorboard: also write event files into each run's folder.")] = None,
-    inception: InceptionFile = None,
-    workers: DecodingWorkers = 4,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    inception: option.InceptionFile = None,
+    workers: option.DecodingWorkers = 4,
+    checkpoint_seconds: option.CheckpointSeconds = 30.0,
 ) -> None:
     """Train an experiment, one run per optimizer and seed.
 
@@ -125,8 +103,8 @@ def train(
     load_torch()
     from aida_lab.training.options import Options
 
-    chosen = chosen_experiment(experiment, "train")
-    where = chosen_device(device)
+    chosen = choices.chosen_experiment(experiment, "train")
+    where = choices.chosen_device(device)
     if jobs > 1 and "WORLD_SIZE" in os.environ:
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
     _check_log(log)
@@ -138,15 +116,15 @@ def train(
         device=where,
         epochs=epochs,
         precision=precision,
-        variant=chosen_variant(chosen, variant, inception),
+        variant=choices.chosen_variant(chosen, variant, inception),
         compiled=compiled,
         deterministic=deterministic,
         probe_every=0 if probe is None else probe or None,
         limit=limit,
         warmup=warmup,
     )
-    require_data(chosen.reads(specs[0].variant), data)
-    require_writable(out)
+    choices.require_data(chosen.reads(specs[0].variant), data)
+    choices.require_writable(out)
     options = Options(
         device=where,
         data_root=data,
@@ -251,7 +229,7 @@ def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> 
     from aida_lab.parsing import parse_seeds, parse_settings
     from aida_lab.request import Order
 
-    with words_checked():
+    with choices.words_checked():
         return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
 
 
