@@ -57,6 +57,7 @@ def _assembled() -> typer.Typer:
         name="aida",
         help="Aida: AdaBelief with a narrower range of adaptive stepsizes, and the optimizers it is compared with.",
         no_args_is_help=True,
+        rich_markup_mode="markdown",  # wraps paragraphs to the terminal, and prints brackets as they are
         add_completion=False,
         pretty_exceptions_show_locals=False,  # they may contain a password
     )

@@ -18,10 +18,10 @@ _METHODS = ("sgd", "adamw", "adabelief", "aida-k1", "aida-k2")
 def bench_train(
     experiments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="EXPERIMENT...", help="Experiments to time.  [default: vgg11-cifar10]"),
+        typer.Argument(metavar="EXPERIMENT", help="Experiments to time.", show_default="vgg11-cifar10"),
     ] = None,
     optimizer: Annotated[
-        list[str] | None, typer.Option(help="As in aida train.  [default: sgd, adamw, adabelief, aida-k1, aida-k2]")
+        list[str] | None, typer.Option(help="As in aida train.", show_default=", ".join(_METHODS))
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to time, after two for warm-up.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of one method in parallel, each in its own process.")] = 1,

@@ -19,7 +19,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A method, such as aida-k2.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The method to compare it with, such as adamw.")],
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUNS]...", help="Folders of runs.  [default: runs]")
+        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
     ] = None,
 ) -> None:
     """Say which of two methods is better on each experiment, and how sure that is.

@@ -18,7 +18,7 @@ _REFERENCE = "aida-k2"
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUNS]...", help="Folders of runs.  [default: runs]")
+        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report; created if missing.")] = Path("report"),
     reference: Annotated[

@@ -19,7 +19,7 @@ _STYLES = {"finished": "green", "running": "cyan", "diverged": "yellow", "failed
 
 
 def list_runs(
-    out: Annotated[Path, typer.Argument(metavar="[OUT]", help="Folder of the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the runs.")] = Path("runs"),
     experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
     state: Annotated[
         str | None,
@@ -139,7 +139,7 @@ def _age(seconds: float) -> str:
 
 
 def collect_runs(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="Folder for the records; created if missing.")] = Path("results"),
 ) -> None:
     """Copy the records of finished runs into one folder: spec, environment, curve, stepsizes and result, no weights.

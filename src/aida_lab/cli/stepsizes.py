@@ -24,7 +24,10 @@ _COLUMNS = 6
 def stepsizes(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Runs that recorded stepsizes, each a folder or its stepsizes.jsonl; or a folder of runs."),
+        typer.Argument(
+            metavar="RUN",
+            help="Runs that recorded stepsizes, each a folder or its stepsizes.jsonl; or a folder of runs.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the figures; created if missing.")] = Path("report"),
 ) -> None:
