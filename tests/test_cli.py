@@ -206,7 +206,6 @@ def test_help_and_version_import_neither_torch_nor_the_lab():
     code = """
 import sys
 from aida_lab.cli import app
-from aida_lab.runs.store import scan
 from typer.main import get_command
 from typer.testing import CliRunner
 names = list(get_command(app).commands)
