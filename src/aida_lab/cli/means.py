@@ -59,9 +59,11 @@ def means_of(runs: Iterable[tuple[RunRecord, Measured]]) -> list[Mean]:
 
 
 def draw_means(means: Sequence[Mean]) -> None:
-    """Print a table with one row per configuration. Columns that say nothing are left out."""
+    """Print a table with one row per configuration if one has a finished run. Empty columns are left out."""
     from aida_lab.progress.labels import labels
 
+    if not any(mean.best for mean in means):
+        return
     names = {mean.spec.experiment for mean in means}
     named = {
         key: label
