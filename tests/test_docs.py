@@ -27,7 +27,8 @@ def named(path: Path) -> str:
 
 def blocks(text: str, language: str) -> list[str]:
     """The contents of all fenced blocks of one language; "" means no language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [code for name, code in fenced if name == language]
 
 
 def prose(text: str) -> str:
@@ -38,7 +39,7 @@ def prose(text: str) -> str:
 
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a document."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found: dict[str, int] = {}
     for heading in re.findall(r"^#{1,6} +(.+?) *$", text, flags=re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
@@ -63,7 +64,7 @@ def broken(document: Path, text: str) -> Iterator[str]:
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     """Every ``aida ...`` line in a code block of a document, in words."""
     for document in DOCUMENTS:
-        text = document.read_text()
+        text = document.read_text(encoding="utf-8")
         code = "\n".join([*blocks(text, ""), *re.findall(r"^    .*$", text, flags=re.MULTILINE)])
         for line in code.replace("\\\n", " ").splitlines():
             if match := re.match(r" *(?:python -m aida_lab|aida) (.*)", line):
@@ -75,7 +76,7 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(document: Path) -> None:
-    assert not list(broken(document, document.read_text()))
+    assert not list(broken(document, document.read_text(encoding="utf-8")))
 
 
 def test_a_link_to_nothing_is_found() -> None:
@@ -123,12 +124,12 @@ def test_a_command_that_does_not_exist_is_found(line: str) -> None:
 
 
 def test_the_readme_has_at_most_150_lines() -> None:
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_code_of_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks(README.read_text(), "python")
+    code = blocks(README.read_text(encoding="utf-8"), "python")
     assert len(code) == 4
     names: dict[str, Any] = {}
     for block in code:
@@ -138,7 +139,7 @@ def test_the_code_of_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pyt
 
 def recipe(what: str, model: nn.Module, **values: str) -> tuple[Aida, torch.optim.lr_scheduler.LRScheduler]:
     """Optimizer and schedule of the recipe that holds ``what``, for ``model``; ``values`` replace printed numbers."""
-    (source,) = [block for block in blocks(README.read_text(), "python") if what in block]
+    (source,) = [block for block in blocks(README.read_text(encoding="utf-8"), "python") if what in block]
     source, models = re.subn(r"^model = .*# your model$", "model = given", source, flags=re.MULTILINE)
     assert models == 1
     for old, new in values.items():
@@ -174,7 +175,7 @@ def test_the_recipe_for_vision_learns_digits() -> None:
 def loss_after(steps: int, **values: str) -> float:
     """The training loss of the example's language model on a made-up language under the recipe for language."""
     names: dict[str, Any] = {"__name__": "language_model"}
-    exec(compile((ROOT / "examples/language_model.py").read_text(), "language_model.py", "exec"), names)
+    exec(compile((ROOT / "examples/language_model.py").read_text(encoding="utf-8"), "language_model.py", "exec"), names)
     torch.manual_seed(0)
     model = names["LanguageModel"](40)
     optimizer, schedule = recipe("warmup", model, **values)
@@ -197,8 +198,10 @@ def test_the_recipe_for_language_learns_and_needs_its_small_eps() -> None:
 
 
 def test_the_output_of_explain_in_the_documents_is_its_output() -> None:
-    text = (ROOT / "docs/choosing.md").read_text()
+    text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
     (code,) = [block for block in blocks(text, "python") if "print(explain(" in block]
     names: dict[str, Any] = {}
     exec(compile(code.replace("print(explain(optimizer))", ""), "choosing.md", "exec"), names)
-    assert explain(names["optimizer"]) + "\n" in blocks(text, "")
+    (shown,) = [block for block in blocks(text, "") if block.startswith("Aida, group 0")]
+    # the path depends on the machine: without a C compiler there is no fused kernel
+    assert explain(names["optimizer"]).splitlines()[:-1] == shown.splitlines()[:-1]
