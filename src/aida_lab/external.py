@@ -16,7 +16,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-def outside(name: str) -> type[Any]:
+def import_optimizer(name: str) -> type[Any]:
     """The class that ``module:Class`` names; LookupError if there is none.
 
     The module may be a file of the folder one works in, which takes the place of no other module.
@@ -44,7 +44,7 @@ def source_of(name: str) -> str | None:
 
     The checksum is over the class's file and the files of the user's own that it imports; None if none can be read.
     """
-    kind = outside(name)
+    kind = import_optimizer(name)
     files: dict[str, bytes] = {}
     for module in (name.partition(":")[0], *(each.__module__ for each in kind.__mro__)):
         _gather(sys.modules.get(module), files)
@@ -69,6 +69,8 @@ def _gather(module: ModuleType | None, files: dict[str, bytes]) -> None:
 
 def _is_installed(name: str, path: str) -> bool:
     folder = Path(path).absolute().parent
-    if name.partition(".")[0] in ("aida", "torch") or {"site-packages", "dist-packages"}.intersection(folder.parts):
+    if name.partition(".")[0] in ("aida", "aida_lab", "torch") or {"site-packages", "dist-packages"}.intersection(
+        folder.parts
+    ):
         return True
     return folder.is_relative_to(sysconfig.get_path("stdlib"))

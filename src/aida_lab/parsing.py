@@ -17,26 +17,26 @@ from aida._suggest import did_you_mean
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
 
 
-class SettingError(ValueError):
+class UsageError(ValueError):
     """Something typed that has no meaning here: one line that says what, and the way out."""
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+def parse_values(texts: Iterable[str]) -> dict[str, Any]:
     """``["projections=1", "betas=0.9,0.99"]`` as ``{"projections": 1, "betas": (0.9, 0.99)}``."""
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise SettingError(f"--set {text!r} is no NAME=VALUE; write it as --set eps=1e-9")
+            raise UsageError(f"--set {text!r} is no NAME=VALUE; write it as --set eps=1e-9")
         if name in found:
-            raise SettingError(f"--set {name} is given twice, as {found[name]!r} and {value.strip()!r}; keep one")
+            raise UsageError(f"--set {name} is given twice, as {found[name]!r} and {value.strip()!r}; keep one")
         found[name] = _parse_value(name, value.strip())
     return found
 
 
-def as_typed(values: Mapping[str, Any]) -> list[str]:
-    """The texts that :func:`parse_settings` reads back as these values, to the last digit."""
+def as_assignments(values: Mapping[str, Any]) -> list[str]:
+    """The texts that :func:`parse_values` reads back as these values, to the last digit."""
     return [
         f"{name}={','.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
         for name, value in values.items()
@@ -50,7 +50,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise SettingError(f"--seeds {text!r}: {part!r} is no seed; write them as 0,1,2 or 0-4")
+            raise UsageError(f"--seeds {text!r}: {part!r} is no seed; write them as 0,1,2 or 0-4")
         seeds.update(dict.fromkeys(range(first, last + 1)))
     return tuple(seeds)
 
@@ -65,14 +65,14 @@ def settle(optimizer: str, kind: type[Any], values: Mapping[str, Any], given: It
     for name in given:
         if name not in taken and not open_ended:
             hint = did_you_mean(name, taken)
-            raise SettingError(f"{optimizer} has no hyper-parameter {name!r}; {hint}it has {', '.join(taken)}")
+            raise UsageError(f"{optimizer} has no hyper-parameter {name!r}; {hint}it has {', '.join(taken)}")
     settled = {name: _like(taken.get(name), value) for name, value in values.items()}
     try:
         # a matrix: Muon takes nothing else
         kind([nn.Parameter(torch.zeros(2, 2))], **settled)
     except (TypeError, ValueError, RuntimeError) as error:
         words = ", ".join(f"{name}={value!r}" for name, value in settled.items())
-        raise SettingError(f"{optimizer} cannot be built with {words or 'its defaults'}: {error}") from None
+        raise UsageError(f"{optimizer} cannot be built with {words or 'its defaults'}: {error}") from None
     return settled
 
 
@@ -86,7 +86,7 @@ def _parse_value(name: str, text: str) -> Any:
         json.dumps(value)  # as a spec keeps it: no bytes, no sets
         return value
     except (TypeError, ValueError, SyntaxError):
-        raise SettingError(
+        raise UsageError(
             f"--set {name}={text}: {text!r} is no value; a number (1e-9), true or false, a tuple (0.9,0.99), or a word"
         ) from None
 

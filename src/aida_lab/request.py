@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aida.catalog import find
-from aida_lab.external import outside
-from aida_lab.parsing import SettingError, settle
+from aida_lab.external import import_optimizer
+from aida_lab.parsing import UsageError, settle
 from aida_lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """An experiment under some optimizers and seeds. What is None is decided by the experiment or the device."""
 
     experiment: Experiment
@@ -35,7 +35,7 @@ class Order:
     warmup: int = 0
 
     def specs(self) -> list[RunSpec]:
-        """One run for each optimizer and seed, seeds inside; SettingError or LookupError where it makes no sense."""
+        """One run for each optimizer and seed, seeds inside; UsageError or LookupError where it makes no sense."""
         on_gpu = self.device.startswith("cuda")
         compiled = self.experiment.compiled and on_gpu if self.compiled is None else self.compiled
         rest: dict[str, Any] = {
@@ -65,7 +65,7 @@ class Order:
         if self.precision is None:
             return "bf16" if on_gpu else "fp32"
         if self.precision not in PRECISIONS:
-            raise SettingError(f"--precision {self.precision!r} is none of {', '.join(PRECISIONS)}")
+            raise UsageError(f"--precision {self.precision!r} is none of {', '.join(PRECISIONS)}")
         return self.precision
 
     def _variant(self) -> str:
@@ -73,17 +73,17 @@ class Order:
         if self.variant is None:
             return known[0]
         if self.variant not in known:
-            raise SettingError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
+            raise UsageError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
         return self.variant
 
     def _method(self, name: str) -> tuple[str, dict[str, Any]]:
         given = dict(self.given)
         if match := re.fullmatch(r"aida-k(\d+)", name.strip().lower()):
             if given.get("projections", int(match[1])) != int(match[1]):
-                raise SettingError(
+                raise UsageError(
                     f"--optimizer {name} and --set projections={given['projections']} contradict each other"
                 )
             name, given["projections"] = "aida", int(match[1])
         settled, values = optimizer_values(self.experiment, name, given)
-        kind = outside(settled) if ":" in settled else find(settled).optimizer
+        kind = import_optimizer(settled) if ":" in settled else find(settled).optimizer
         return settled, settle(settled, kind, values, given)

@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from aida.catalog import Entry, find
-from aida_lab.external import outside
+from aida_lab.external import import_optimizer
 from aida_lab.schedules import Schedule
 
 if TYPE_CHECKING:
-    from aida_lab.task import Setting, Task
+    from aida_lab.task import Task, TaskContext
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
@@ -44,7 +44,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class PaperFigure:
+class PaperResult:
     """What the paper reports for one method; ``std`` and ``seconds`` (an epoch) where it gives them."""
 
     mean: float
@@ -82,7 +82,7 @@ class Experiment:
     #: Data sets it reads, as ``aida data`` names them.
     data: tuple[str, ...]
     #: Model, data and measure on a device; called when a run starts, not before.
-    task: Callable[[Setting], Task]
+    task: Callable[[TaskContext], Task]
     parameters: int
     epochs: int
     batch: int
@@ -90,7 +90,7 @@ class Experiment:
     #: By variant; the first is the default.
     metrics: Mapping[str, Metric]
     #: What the paper reports, by method (:attr:`RunSpec.method`).
-    paper: Mapping[str, PaperFigure] = field(default_factory=lambda: MappingProxyType({}))
+    paper: Mapping[str, PaperResult] = field(default_factory=lambda: MappingProxyType({}))
     #: The variant that those figures compare with; empty for the default.
     paper_variant: str = ""
     #: Variants in which SGD gives way to ASGD; the paper's figure for SGD compares with these too.
@@ -111,7 +111,7 @@ class Experiment:
     def variants(self) -> tuple[str, ...]:
         return tuple(self.metrics)
 
-    def figures(self, variant: str) -> Mapping[str, PaperFigure]:
+    def paper_results(self, variant: str) -> Mapping[str, PaperResult]:
         """The paper's figures that runs of a variant compare with."""
         if variant == (self.paper_variant or self.variants[0]):
             return self.paper
@@ -143,7 +143,7 @@ class Experiment:
         """The sets that the paper searched for this optimizer, by hyper-parameter."""
         return find(optimizer).searched.get(self.name, {})
 
-    def strays(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    def not_in_paper(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a run's values that the paper neither fixes nor searched; none where it is silent altogether."""
         searched = self.searched(optimizer)
         if not searched and self.name not in find(optimizer).tuned:
@@ -232,7 +232,7 @@ def _fields_of(spec: RunSpec) -> dict[str, Any]:
 def optimizer_values(experiment: Experiment, optimizer: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The optimizer's settled name, and its hyper-parameters for this experiment with ``given`` over them."""
     if ":" in optimizer:
-        outside(optimizer)
+        import_optimizer(optimizer)
         return optimizer, dict(given)
     entry: Entry = find(optimizer)
     return entry.name, experiment.tuned(entry.name, given)

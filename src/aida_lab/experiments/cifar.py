@@ -8,8 +8,8 @@ from types import MappingProxyType
 from torch import nn
 
 from aida_lab.schedules import StepDecay
-from aida_lab.spec import Adjustment, Experiment, Metric, PaperFigure
-from aida_lab.task import Setting, Task
+from aida_lab.spec import Adjustment, Experiment, Metric, PaperResult
+from aida_lab.task import Task, TaskContext
 
 _NOTES = (
     "What the paper calls validation is the test set, and it does not say whether the best or the last epoch "
@@ -17,23 +17,23 @@ _NOTES = (
 )
 
 
-def _task(model: str, data: str) -> Callable[[Setting], Task]:
-    def make(setting: Setting) -> Task:
+def _task(model: str, data: str) -> Callable[[TaskContext], Task]:
+    def make(context: TaskContext) -> Task:
         from aida_lab.data import images
         from aida_lab.models.resnet import resnet34_cifar
         from aida_lab.models.vgg import VGG11
         from aida_lab.tasks.classification import Classification
 
         makers: Mapping[str, Callable[[int], nn.Module]] = {"vgg11": VGG11, "resnet34": resnet34_cifar}
-        splits = (images.cifar10 if data == "cifar10" else images.cifar100)(setting.data_root)
+        splits = (images.cifar10 if data == "cifar10" else images.cifar100)(context.data_root)
         return Classification(
-            setting, makers[model](splits.classes), splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=True
+            context, makers[model](splits.classes), splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=True
         )
 
     return make
 
 
-def _experiment(model: str, data: str, parameters: int, paper: Mapping[str, PaperFigure]) -> Experiment:
+def _experiment(model: str, data: str, parameters: int, paper: Mapping[str, PaperResult]) -> Experiment:
     titles = {"vgg11": "VGG11", "resnet34": "ResNet34", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
     return Experiment(
         name=f"{model}-{data}",
@@ -72,6 +72,6 @@ _TABLE = {
 _PARAMETERS = (9_750_922, 21_282_122, 9_797_092, 21_328_292)
 
 EXPERIMENTS = [
-    _experiment(model, data, _PARAMETERS[column], {name: PaperFigure(*row[column]) for name, row in _TABLE.items()})
+    _experiment(model, data, _PARAMETERS[column], {name: PaperResult(*row[column]) for name, row in _TABLE.items()})
     for column, (model, data) in enumerate(_COLUMNS)
 ]

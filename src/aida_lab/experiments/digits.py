@@ -6,16 +6,16 @@ from types import MappingProxyType
 
 from aida_lab.schedules import StepDecay
 from aida_lab.spec import Experiment, Metric
-from aida_lab.task import Setting, Task
+from aida_lab.task import Task, TaskContext
 
 
-def _task(setting: Setting) -> Task:
+def _task(context: TaskContext) -> Task:
     from aida_lab.data import images
     from aida_lab.models.digits import DigitsNet
     from aida_lab.tasks.classification import Classification
 
     # the pixels are 0 to 16, their mean 4.9 and their standard deviation 6.0
-    return Classification(setting, DigitsNet(), images.digits(), (0.3053,), (0.3760,), augment=False, white=16.0)
+    return Classification(context, DigitsNet(), images.digits(), (0.3053,), (0.3760,), augment=False, white=16.0)
 
 
 EXPERIMENTS = [

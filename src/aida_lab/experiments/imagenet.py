@@ -5,21 +5,21 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from aida_lab.schedules import StepDecay
-from aida_lab.spec import Experiment, Metric, PaperFigure
-from aida_lab.task import Setting, Task
+from aida_lab.spec import Experiment, Metric, PaperResult
+from aida_lab.task import Task, TaskContext
 
 #: The variant "sample" walks the same way on ten classes of 120 images: for trials, not for tables.
 _ACCURACY = Metric("accuracy", "validation accuracy, %", "higher")
 
 
-def _task(setting: Setting) -> Task:
+def _task(context: TaskContext) -> Task:
     from aida_lab.data.sets import IMAGENET, IMAGENET_SAMPLE
     from aida_lab.models.resnet import resnet18_imagenet
     from aida_lab.tasks.image_folder import ImageFolders
 
-    data = IMAGENET_SAMPLE if setting.spec.variant == "sample" else IMAGENET
+    data = IMAGENET_SAMPLE if context.spec.variant == "sample" else IMAGENET
     # a thousand outputs on the ten classes too: the same network, the same cost
-    return ImageFolders(setting, resnet18_imagenet(), data)
+    return ImageFolders(context, resnet18_imagenet(), data)
 
 
 EXPERIMENTS = [
@@ -35,7 +35,7 @@ EXPERIMENTS = [
         batch=256,
         schedule=StepDecay(at=(70, 80), of=90),
         metrics=MappingProxyType({"default": _ACCURACY, "sample": _ACCURACY}),
-        paper=MappingProxyType({"adabelief": PaperFigure(69.65, 0.06), "aida-k2": PaperFigure(69.70, 0.08)}),
+        paper=MappingProxyType({"adabelief": PaperResult(69.65, 0.06), "aida-k2": PaperResult(69.70, 0.08)}),
         distributed=True,
         probe_every=5005,
         notes=(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from aida_lab.schedules import InverseSquareRoot
-from aida_lab.spec import Experiment, Metric, PaperFigure
-from aida_lab.task import Setting, Task
+from aida_lab.spec import Experiment, Metric, PaperResult
+from aida_lab.task import Task, TaskContext
 
 _NOTES = (
     "The learning rate is set at every step by a schedule whose warm-up of 128,000 steps is longer than the run of "
@@ -17,13 +17,13 @@ _NOTES = (
 )
 
 
-def _task(setting: Setting) -> Task:
+def _task(context: TaskContext) -> Task:
     from aida_lab.data.translation import PAD, multi30k
     from aida_lab.models.transformer import Transformer
     from aida_lab.tasks.translation import TranslationTask
 
-    pairs = multi30k(setting.data_root)
-    return TranslationTask(setting, Transformer(len(pairs.words), pad=PAD), pairs.train, pairs.valid)
+    pairs = multi30k(context.data_root)
+    return TranslationTask(context, Transformer(len(pairs.words), pad=PAD), pairs.train, pairs.valid)
 
 
 EXPERIMENTS = [
@@ -40,17 +40,17 @@ EXPERIMENTS = [
         metrics=MappingProxyType({"default": Metric("accuracy", "validation accuracy of words, %", "higher")}),
         paper=MappingProxyType(
             {
-                "aida-k1": PaperFigure(68.77, 0.16),
-                "aida-k2": PaperFigure(68.96, 0.06),
-                "adabelief": PaperFigure(66.90, 0.77),
-                "adamw": PaperFigure(64.49, 0.24),
-                "adam": PaperFigure(64.71, 0.57),
-                "yogi": PaperFigure(60.47, 0.61),
-                "adabound": PaperFigure(55.90, 0.21),
-                "sgd": PaperFigure(55.58, 0.34),
-                "radam": PaperFigure(64.47, 0.19),
-                "msvag": PaperFigure(53.79, 0.13),
-                "fromage": PaperFigure(35.57, 0.19),
+                "aida-k1": PaperResult(68.77, 0.16),
+                "aida-k2": PaperResult(68.96, 0.06),
+                "adabelief": PaperResult(66.90, 0.77),
+                "adamw": PaperResult(64.49, 0.24),
+                "adam": PaperResult(64.71, 0.57),
+                "yogi": PaperResult(60.47, 0.61),
+                "adabound": PaperResult(55.90, 0.21),
+                "sgd": PaperResult(55.58, 0.34),
+                "radam": PaperResult(64.47, 0.19),
+                "msvag": PaperResult(53.79, 0.13),
+                "fromage": PaperResult(35.57, 0.19),
             }
         ),
         compiled=True,

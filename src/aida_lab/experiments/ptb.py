@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from aida_lab.schedules import StepDecay
-from aida_lab.spec import Experiment, Metric, PaperFigure, Switch
-from aida_lab.task import Setting, Task
+from aida_lab.spec import Experiment, Metric, PaperResult, Switch
+from aida_lab.task import Task, TaskContext
 
 #: Columns of text that are measured side by side; the public code reads its "validation" in a single one.
 _MEASURED, _MEASURED_BY_PUBLIC_CODE = 10, 1
@@ -34,17 +34,17 @@ _NOTES = (
 )
 
 
-def _task(layers: int) -> Callable[[Setting], Task]:
-    def make(setting: Setting) -> Task:
+def _task(layers: int) -> Callable[[TaskContext], Task]:
+    def make(context: TaskContext) -> Task:
         from aida_lab.data.text import batchify, ptb
         from aida_lab.models.lstm import AwdLstm
         from aida_lab.tasks.language import LanguageTask
 
-        text, variant = ptb(setting.data_root), setting.spec.variant
+        text, variant = ptb(context.data_root), context.spec.variant
         tested = _MEASURED if variant == "correct" else _MEASURED_BY_PUBLIC_CODE
         measured = {"valid_ppl": batchify(text.valid, _MEASURED), "test_ppl": batchify(text.test, tested)}
         model = AwdLstm(layers, len(text.words), "correct" if variant == "correct" else "faithful")
-        return LanguageTask(setting, model, text.train, measured)
+        return LanguageTask(context, model, text.train, measured)
 
     return make
 
@@ -62,7 +62,7 @@ def _experiment(layers: int, parameters: int, paper: Mapping[str, float]) -> Exp
         schedule=StepDecay(at=(100, 145), of=200),
         metrics=_METRICS,
         # without deviations: the paper says that its three repetitions gave almost the same perplexity
-        paper=MappingProxyType({method: PaperFigure(mean) for method, mean in paper.items()}),
+        paper=MappingProxyType({method: PaperResult(mean) for method, mean in paper.items()}),
         paper_variant="faithful",
         switches=_SWITCHES,
         probe_every=686,  # an epoch has so many steps on average

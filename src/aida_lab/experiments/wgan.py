@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from aida_lab.schedules import Constant
-from aida_lab.spec import Experiment, Metric, PaperFigure
-from aida_lab.task import Setting, Task
+from aida_lab.spec import Experiment, Metric, PaperResult
+from aida_lab.task import Task, TaskContext
 
 
-def _task(setting: Setting) -> Task:
+def _task(context: TaskContext) -> Task:
     from aida_lab.tasks.gan import WganGp
 
-    return WganGp(setting)
+    return WganGp(context)
 
 
 #: Table IV.
@@ -49,7 +49,7 @@ EXPERIMENTS = [
                 "inception": Metric("fid", "FID", "lower"),
             }
         ),
-        paper=MappingProxyType({method: PaperFigure(fid, best=True) for method, fid in _PAPER.items()}),
+        paper=MappingProxyType({method: PaperResult(fid, best=True) for method, fid in _PAPER.items()}),
         paper_variant="inception",
         probe_every=782,
         notes=(

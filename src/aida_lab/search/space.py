@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aida.catalog import catalog
-from aida_lab.parsing import SettingError, parse_settings
+from aida_lab.parsing import UsageError, parse_values
 from aida_lab.spec import Experiment
 
 #: Values by hyper-parameter.
@@ -53,7 +53,7 @@ def space_of(
     """The paper's sets for an optimizer, less what is ``given``; sets ``over`` which to search replace its own."""
     given, over = given or {}, over or {}
     if both := sorted(set(given) & set(over)):
-        raise SettingError(f"--set and --over both name {', '.join(both)}: a value is fixed or searched; keep one")
+        raise UsageError(f"--set and --over both name {', '.join(both)}: a value is fixed or searched; keep one")
     paper = {} if ":" in optimizer else experiment.searched(optimizer)
     return Space({name: values for name, values in {**paper, **over}.items() if name not in given})
 
@@ -61,13 +61,13 @@ def space_of(
 def parse_sets(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """``["eps=1e-8,1e-9"]`` as ``{"eps": (1e-8, 1e-9)}``."""
     try:
-        found = parse_settings(texts)
-    except SettingError as error:
-        raise SettingError(str(error).replace("--set", "--over")) from None
+        found = parse_values(texts)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--set", "--over")) from None
     sets = {name: value if isinstance(value, tuple) else (value,) for name, value in found.items()}
     for name, values in sets.items():
         if not values:
-            raise SettingError(f"--over {name}=(): a set of no values; write them as {name}=V1,V2")
+            raise UsageError(f"--over {name}=(): a set of no values; write them as {name}=V1,V2")
     return sets
 
 
