@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from aida_lab.cli import app
 from aida_lab.data import local, sets
 from aida_lab.experiments import find_experiment
-from aida_lab.external import source_of
+from aida_lab.external import import_optimizer, source_of
 from aida_lab.request import RunRequest
 from aida_lab.runs.store import StoreError, read_run, read_sessions, scan
 from aida_lab.training import environment

@@ -55,12 +55,17 @@ class PaperResult:
 
 
 @dataclass(frozen=True)
-class Adjustment:
-    """Values that replace tuned ones where an optimizer's other values are such."""
+class Tuning:
+    """The values of one optimizer in one experiment; the optimizer's defaults fill in the rest."""
 
-    optimizer: str
-    where: Mapping[str, Any]
-    values: Mapping[str, Any]
+    #: Values that the paper's appendix fixes.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    #: Sets of values that it searched.
+    searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("fixed", "searched"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One task of the comparison, declared. Tuned values and search sets live with the optimizers."""
+    """One task of the comparison, with the values of every optimizer for it."""
 
     name: str
     title: str
@@ -89,15 +94,16 @@ class Experiment:
     schedule: Schedule
     #: By variant; the first is the default.
     metrics: Mapping[str, Metric]
+    #: Values by optimizer; an entry for a method, such as "aida-k1", comes before that for its optimizer.
+    tuning: Mapping[str, Tuning] = field(default_factory=dict)
     #: What the paper reports, by method (:attr:`RunSpec.method`).
-    paper: Mapping[str, PaperResult] = field(default_factory=lambda: MappingProxyType({}))
+    paper: Mapping[str, PaperResult] = field(default_factory=dict)
     #: The variant that those figures compare with; empty for the default.
     paper_variant: str = ""
     #: Variants in which SGD gives way to ASGD; the paper's figure for SGD compares with these too.
-    switches: Mapping[str, Switch] = field(default_factory=lambda: MappingProxyType({}))
-    adjustments: tuple[Adjustment, ...] = ()
+    switches: Mapping[str, Switch] = field(default_factory=dict)
     #: Data sets of the variants that read others.
-    variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Whether compiling the model pays on a GPU: it costs most of a minute at the start.
     compiled: bool = False
     #: Whether several processes that torchrun started can train it together.
@@ -106,6 +112,10 @@ class Experiment:
     probe_every: int = 391
     #: Parts of the protocol a reader must know of: traps of the public code, readings where the paper is silent.
     notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("metrics", "tuning", "paper", "switches", "variant_data"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -121,35 +131,35 @@ class Experiment:
         """The data sets of a variant."""
         return self.variant_data.get(variant, self.data)
 
-    def tuned(self, optimizer: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The optimizer's values for this experiment: defaults, tuned values, adjustments, then ``given``."""
+    def tuning_of(self, optimizer: str, given: Mapping[str, Any] | None = None) -> Tuning | None:
+        """The entry of :attr:`tuning` for an optimizer with these values; None if the experiment has none."""
         entry = find(optimizer)
-        given = given or {}
-        values = {**entry.defaults, **entry.tuned.get(self.name, {})}
-        for each in self.adjustments:
-            seen = {**values, **given}
-            if each.optimizer == entry.name and all(seen.get(key) == value for key, value in each.where.items()):
-                values.update(each.values)
-        return {**values, **given}
+        method = method_of(entry.name, {**entry.defaults, **(given or {})})
+        return self.tuning.get(method) or self.tuning.get(entry.name)
+
+    def tuned(self, optimizer: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The optimizer's values for this experiment: its defaults, then the fixed values, then ``given``."""
+        tuning = self.tuning_of(optimizer, given) or Tuning()
+        return {**find(optimizer).defaults, **tuning.fixed, **(given or {})}
 
     def untuned(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a run's values that are not the tuned ones."""
-        # the number of projections is in the method's name, and tuned values depend on it
+        """Those of a run's values that differ from the tuned ones."""
+        # the number of projections is part of the method's name, and the tuned values depend on it
         named = {name: value for name, value in hyper.items() if name == "projections"}
         tuned = _as_json(self.tuned(optimizer, named))
         return {name: value for name, value in hyper.items() if name not in tuned or tuned[name] != value}
 
     def searched(self, optimizer: str) -> Mapping[str, tuple[Any, ...]]:
         """The sets that the paper searched for this optimizer, by hyper-parameter."""
-        return find(optimizer).searched.get(self.name, {})
+        tuning = self.tuning_of(optimizer)
+        return tuning.searched if tuning else {}
 
     def not_in_paper(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a run's values that the paper neither fixes nor searched; none where it is silent altogether."""
-        searched = self.searched(optimizer)
-        if not searched and self.name not in find(optimizer).tuned:
+        """Those of a run's values that the paper neither fixes nor searched; none if it gives no values at all."""
+        if self.tuning_of(optimizer) is None:
             return {}
-        fixed = self.untuned(optimizer, {name: value for name, value in hyper.items() if name not in searched})
-        sets = _as_json(dict(searched))
+        sets = _as_json(dict(self.searched(optimizer)))
+        fixed = self.untuned(optimizer, {name: value for name, value in hyper.items() if name not in sets})
         return {**fixed, **{name: value for name, value in hyper.items() if name in sets and value not in sets[name]}}
 
 
@@ -189,7 +199,7 @@ class RunSpec:
     @property
     def method(self) -> str:
         """What a table calls it: the optimizer's name, with the number of projections for Aida."""
-        return f"aida-k{self.hyper['projections']}" if self.optimizer == "aida" else self.optimizer
+        return method_of(self.optimizer, self.hyper)
 
     @property
     def key(self) -> str:
@@ -218,6 +228,11 @@ class RunSpec:
                 + (f", fields missing or unknown: {', '.join(odd)}" if odd else "")
             )
         return cls(**given)
+
+
+def method_of(optimizer: str, hyper: Mapping[str, Any]) -> str:
+    """The name of an optimizer in tables: ``aida-k1`` for Aida with one projection, otherwise its own."""
+    return f"aida-k{hyper['projections']}" if optimizer == "aida" else optimizer
 
 
 def _as_json(value: Any) -> Any:

@@ -15,7 +15,6 @@ from torch import Tensor
 from aida.baselines.adam_like import AdamLike, descend, descend_foreach
 from aida.catalog import AIDA_PAPER, Entry, Paper
 from aida.readings import Group, both_eps, outer_eps
-from aida.settings import across, adaptive, decades
 
 
 class AdaBelief(AdamLike):
@@ -88,26 +87,6 @@ ENTRIES = [
         rule="s = beta2 s + (1 - beta2)(g - m)^2 + eps; p -= lr m^ / (sqrt(s^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=both_eps("exp_avg_var"),
-        tuned=adaptive(
-            {
-                "wgan": {"eps": 1e-12},
-                "imagenet": {
-                    "lr": 1e-3,
-                    "betas": (0.9, 0.999),
-                    "weight_decay": 1e-2,
-                    "decoupled_weight_decay": True,
-                },
-                "digits": {"eps": 1e-8},
-            }
-        ),
-        searched=across(
-            {
-                "cifar": {"eps": (1e-8, 1e-9)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-8, -16, -2)},
-                "transformer": {"eps": decades(-8, -16, -2)},
-                "imagenet": {"eps": (1e-8, 1e-9, 1e-10)},
-            }
-        ),
         notes=(
             "Version 0.0.5 of the authors' code, the one behind the published figures: L2, no rectification. Versions "
             "from 0.1.0 on default to eps 1e-16, decoupled decay and RAdam's rectification."
@@ -121,16 +100,9 @@ ENTRIES = [
         rule="s = beta2 s + (1 - beta2)(g - m)^2; p -= lr m^ / (sqrt(s^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=outer_eps("exp_avg_var"),
-        tuned=across(
-            {
-                "vgg11-cifar10": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 5e-4},
-                "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-            }
-        ),
-        searched=across({"vgg11-cifar10": {"eps": decades(-2, -8)}}),
         notes=(
-            "Appendix A of the Aida paper: AdaBelief without eps in the stored variance; in its figures only. Their "
-            "weight decay is not stated: taken to be that of the CIFAR table."
+            "Appendix A of the Aida paper: AdaBelief without eps in the stored variance. Only the paper's figures "
+            "show it."
         ),
     ),
 ]

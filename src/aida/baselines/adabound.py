@@ -12,7 +12,6 @@ from torch.optim.optimizer import ParamsT
 from aida.baselines.contract import Baseline, check_positive, counted, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, exact
-from aida.settings import across, adaptive, decades
 
 
 class AdaBound(Baseline):
@@ -167,15 +166,6 @@ ENTRIES = [
             keys=lambda group: ("exp_avg_sq",),
             stepsize=_stepsize,
             bound=_bound,
-        ),
-        tuned=adaptive({family: {"gamma": 1e-3} for family in ("cifar", "lstm", "transformer", "wgan")}),
-        searched=across(
-            {
-                "cifar": {"eps": decades(-2, -8), "final_lr": (0.1, 0.01)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2), "final_lr": (0.1, 3.0, 30.0)},
-                "transformer": {"eps": decades(-6, -12), "final_lr": (0.1, 0.01, 0.001)},
-                "wgan": {"eps": decades(-2, -10, -2), "final_lr": (0.1, 0.01)},
-            }
         ),
         notes=(
             "Version 0.0.5 of the authors' code. Its base_lr is kept by the optimizer object and lost in a checkpoint; "

@@ -8,7 +8,6 @@ from torch import Tensor
 from aida.baselines.adam_like import AdamLike, descend, descend_foreach
 from aida.catalog import AIDA_PAPER, Entry
 from aida.readings import Group, both_eps
-from aida.settings import across
 
 
 class AdamPlus(AdamLike):
@@ -61,15 +60,9 @@ ENTRIES = [
         rule="v = beta2 v + (1 - beta2) g^2 + eps; p -= lr m^ / (sqrt(v^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=both_eps("exp_avg_sq"),
-        tuned=across(
-            {
-                "vgg11-cifar10": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 5e-4},
-                "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-            }
-        ),
         notes=(
-            "Appendix B of the Aida paper: Adam with eps added to its second moment at every step; in its figures "
-            "only. Their weight decay is not stated: taken to be that of the CIFAR table."
+            "Appendix B of the Aida paper: Adam with eps added to its second moment at every step. Only the paper's "
+            "figures show it."
         ),
     ),
 ]

@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 from aida.baselines.contract import Baseline, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading
-from aida.settings import across, decades
 
 
 class Fromage(Baseline):
@@ -92,15 +91,6 @@ ENTRIES = [
             ),
             eps="none",
             weight_decay=lambda group: "none: dividing by sqrt(1 + lr**2) keeps the weights from growing",
-        ),
-        tuned=across({"digits": {"lr": 1e-2}}),
-        searched=across(
-            {
-                "cifar": {"lr": (0.1, 0.01, 0.001)},
-                "lstm": {"lr": (0.1, 0.01, 0.001)},
-                "transformer": {"lr": decades(-1, -4)},
-                "wgan": {"lr": (0.1, 0.01, 0.001)},
-            }
         ),
         notes="A layer is a parameter tensor, biases included, as in the authors' code.",
     ),

@@ -13,7 +13,6 @@ from aida.baselines.adam_like import AdamLike
 from aida.baselines.contract import counted, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, exact
-from aida.settings import across, adaptive, decades
 
 
 class RAdam(AdamLike):
@@ -142,15 +141,6 @@ ENTRIES = [
         rule="p -= lr r sqrt(1 - beta2^t) m^ / (sqrt(v) + eps) once N >= 5, before that p -= lr m^",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": True},
         reading=READING,
-        tuned=adaptive({}),
-        searched=across(
-            {
-                "cifar": {"eps": decades(-2, -8)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2)},
-                "transformer": {"eps": decades(-6, -12)},
-                "wgan": {"eps": decades(-4, -14, -2)},
-            }
-        ),
         notes=(
             "Weight decay is decoupled, as in the authors' code and in the comparison; torch.optim.RAdam adds it to "
             "the gradient unless told otherwise. The threshold N >= 5 is that of the authors' code; their paper has "

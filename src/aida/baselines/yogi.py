@@ -11,7 +11,6 @@ from aida.baselines.adam_like import descend, descend_foreach
 from aida.baselines.contract import Baseline
 from aida.catalog import Entry, Paper
 from aida.readings import Group, outer_eps
-from aida.settings import across, adaptive, decades
 
 
 class Yogi(Baseline):
@@ -108,15 +107,6 @@ ENTRIES = [
             "lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6,
         },
         reading=outer_eps("exp_avg_sq"),
-        tuned=adaptive({"digits": {"eps": 1e-3}}),
-        searched=across(
-            {
-                "cifar": {"eps": (1e-1, 1e-2, 1e-3)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-2, -5)},
-                "transformer": {"eps": decades(-2, -8)},
-                "wgan": {"eps": decades(-2, -5)},
-            }
-        ),
         notes=(
             "As in the comparison's code, both moments start from 1e-6 and are bias-corrected as Adam's are; the "
             "paper's listing leaves the correction out. initial_accumulator=0 starts from zero."

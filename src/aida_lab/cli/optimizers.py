@@ -146,7 +146,7 @@ def _describe(entry: Any) -> None:
         "update": entry.rule,
         "paper": str(entry.paper),
         "defaults": values_in_words(entry.defaults),
-        **(experiments := _by_experiment(entry)),
+        **(experiments := _by_experiment(entry.name)),
         "stepsize": entry.reading.about + ("" if bound is None else f"; at most {bound:.4g} with the defaults"),
         "eps": entry.reading.eps,
         "notes": entry.notes,
@@ -156,14 +156,18 @@ def _describe(entry: Any) -> None:
     console().print(drawn)
 
 
-def _by_experiment(entry: Any) -> dict[str, str]:
-    """What is fixed and what is searched, by experiment; experiments with the same values together."""
+def _by_experiment(optimizer: str) -> dict[str, str]:
+    """The fixed and the searched values per experiment; experiments with the same values share a row."""
+    from aida_lab.experiments import experiments
     from aida_lab.progress.labels import value_in_words
 
     names: dict[str, list[str]] = {}
-    for experiment in dict.fromkeys([*entry.tuned, *entry.searched]):
-        said = [values_in_words(entry.tuned.get(experiment, {}))]
-        for setting, values in entry.searched.get(experiment, {}).items():
-            said.append(f"searched: {setting} {', '.join(map(value_in_words, values))}")
-        names.setdefault("\n".join(filter(None, said)), []).append(experiment)
-    return {"\n".join(experiments): values for values, experiments in names.items() if values}
+    for experiment in experiments().values():
+        for method, tuning in experiment.tuning.items():
+            if method == optimizer or method.startswith(f"{optimizer}-k"):  # aida-k1 has values of its own
+                lines = [values_in_words(tuning.fixed)] if tuning.fixed else []
+                for name, values in tuning.searched.items():
+                    lines.append(f"searched: {name} {', '.join(map(value_in_words, values))}")
+                label = experiment.name if method == optimizer else f"{experiment.name} ({method})"
+                names.setdefault("\n".join(lines), []).append(label)
+    return {"\n".join(together): values for values, together in names.items()}

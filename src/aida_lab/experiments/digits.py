@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from aida_lab.schedules import StepDecay
-from aida_lab.spec import Experiment, Metric
+from aida_lab.spec import Experiment, Metric, Tuning
 from aida_lab.task import Task, TaskContext
+
+#: Our values; nothing is searched.
+_ADAPTIVE = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+_TUNING = {
+    "aida": Tuning({**_ADAPTIVE, "eps": 1e-8, "decoupled_weight_decay": False}),
+    "adabelief": Tuning({**_ADAPTIVE, "eps": 1e-8}),
+    "adabelief-star": Tuning({**_ADAPTIVE, "eps": 1e-8}),
+    "adam-plus": Tuning({**_ADAPTIVE, "eps": 1e-8}),
+    "adam": Tuning(_ADAPTIVE),
+    "adamw": Tuning({**_ADAPTIVE, "weight_decay": 1e-2}),
+    "radam": Tuning(_ADAPTIVE),
+    "adabound": Tuning(_ADAPTIVE),
+    "yogi": Tuning({**_ADAPTIVE, "eps": 1e-3}),
+    "sgd": Tuning({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}),
+    "msvag": Tuning({"lr": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.0}),
+    "fromage": Tuning({"lr": 1e-2}),
+}
 
 
 def _task(context: TaskContext) -> Task:
@@ -30,7 +45,8 @@ EXPERIMENTS = [
         batch=64,
         # where the CIFAR runs of the paper decay: at half and at four fifths
         schedule=StepDecay(at=(100, 160), of=200),
-        metrics=MappingProxyType({"default": Metric("accuracy", "test accuracy, %", "higher")}),
+        metrics={"default": Metric("accuracy", "test accuracy, %", "higher")},
+        tuning=_TUNING,
         probe_every=24,
         notes="Ours: a task that trains in seconds, to see everything work. 297 test images: one is 0.34 %.",
     ),

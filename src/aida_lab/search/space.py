@@ -72,8 +72,7 @@ def parse_sets(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
 
 
 def methods_of(experiment: Experiment) -> tuple[str, ...]:
-    """The methods of the experiment's table; where it has none, those with values for it."""
+    """The methods of the experiment's table; without a table, those that the experiment has values for."""
     if experiment.paper:
         return tuple(experiment.paper)
-    tuned = [entry.name for entry in catalog().values() if experiment.name in entry.tuned]
-    return tuple(method for name in tuned for method in (("aida-k1", "aida-k2") if name == "aida" else (name,)))
+    return ("aida-k1", "aida-k2", *(name for name in catalog() if name in experiment.tuning and name != "aida"))
