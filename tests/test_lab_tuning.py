@@ -42,7 +42,7 @@ def test_every_method_of_a_table_has_values(experiment: Any) -> None:
         ("aida", "lstm3-ptb", {"lr": 1e-3, "eps": 1e-16, "weight_decay": 1.2e-6}, {}),
         ("sgd", "lstm2-ptb", {"momentum": 0.9}, {"lr": (30.0, 3.0, 1.0, 0.1)}),
         ("adam", "vgg11-cifar10", {"betas": (0.9, 0.999)}, {"eps": (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)}),
-        ("adamw", "transformer-multi30k", {"weight_decay": 5e-4}, {"eps": tuple(float(f"1e-{n}") for n in range(6, 13))}),
+        ("adamw", "transformer-multi30k", {"weight_decay": 5e-4}, {"eps": (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-11, 1e-12)}),
         ("adamw", "transformer-multi30k", {"betas": (0.9, 0.98)}, {}),
         ("adabound", "wgan-gp-cifar10", {"lr": 2e-4}, {}),
         ("adamw", "vgg11-cifar100", {"weight_decay": 0.01}, {}),

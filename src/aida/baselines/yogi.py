@@ -1,4 +1,4 @@
-"""Yogi: a second moment that moves by additive steps, so that it cannot fall fast."""
+"""Yogi: Adam with additive steps of the second moment, so that it cannot decrease fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from aida._step.group_rules import is_finite
-from aida.baselines.adam_like import descend, descend_foreach
+from aida.baselines.adam_like import descend
 from aida.baselines.contract import Baseline
 from aida.catalog import Entry, Paper
 from aida.readings import Group, outer_eps
@@ -23,7 +23,7 @@ class Yogi(Baseline):
         p = p - lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + eps)
 
     Args:
-        initial_accumulator: what m and v start from.
+        initial_accumulator: the first value of m and v.
         others: as :class:`aida.baselines.adam_like.AdamLike`'s.
     """
 
@@ -59,23 +59,7 @@ class Yogi(Baseline):
     def initial_value(self, group: Group) -> float:
         return float(group["initial_accumulator"])
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-
-        # moments
-        exp_avg.lerp_(grad, 1 - beta1)
-
-        # variance
-        squared = grad * grad
-        exp_avg_sq.addcmul_((exp_avg_sq - squared).sign_(), squared, value=beta2 - 1)
-
-        # parameters
-        descend(param, exp_avg, exp_avg_sq, state["step"], group)
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
         exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
 
@@ -89,7 +73,7 @@ class Yogi(Baseline):
         torch._foreach_addcmul_(exp_avg_sqs, signs, squared, value=beta2 - 1)
 
         # parameters
-        descend_foreach(params, exp_avgs, exp_avg_sqs, state["step"], group)
+        descend(params, exp_avgs, exp_avg_sqs, state["step"], group)
 
 
 ENTRIES = [
