@@ -1,4 +1,4 @@
-"""Optimizers that are not of the catalog: any class that ``module:Class`` names."""
+"""Optimizers outside the catalog: any class given as ``module:Class``."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from torch.optim import Optimizer
 
 
 def import_optimizer(name: str) -> type[Any]:
-    """The class that ``module:Class`` names; LookupError if there is none.
+    """Import the class given as ``module:Class``; LookupError if there is none.
 
-    The module may be a file of the folder one works in, which takes the place of no other module.
+    The module may be a file in the current folder. It does not shadow an installed module.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a file of the user's own may raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise LookupError(
-            f"{name!r} cannot be imported ({said}); write it as module:Class, torch.optim:NAdam say"
+            f"{name!r} cannot be imported ({said}); write it as module:Class, for example torch.optim:NAdam"
         ) from None
     if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
+        raise LookupError(f"{name!r} is a {type(found).__name__}, not an optimizer class")
     if not issubclass(found, Optimizer):
-        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
+        raise LookupError(f"{name!r} is not a subclass of torch.optim.Optimizer")
     return found
 
 
 @cache
 def source_of(name: str) -> str | None:
-    """What tells the code of ``module:Class`` from an edited one: a checksum, or the version of an installed package.
+    """Identify the version of the code of ``module:Class``: a checksum, or the version of an installed package.
 
-    The checksum is over the class's file and the files of the user's own that it imports; None if none can be read.
+    The checksum covers the class's file and the user's files that it imports. None if neither is available.
     """
     kind = import_optimizer(name)
     files: dict[str, bytes] = {}
@@ -51,12 +51,12 @@ def source_of(name: str) -> str | None:
     if files:
         return "sha256 " + hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
     packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0])
-    # without the build, +cu126 say
+    # without the build, such as +cu126
     return f"{packages[0]} {metadata.version(packages[0]).partition('+')[0]}" if packages else None
 
 
 def _gather(module: ModuleType | None, files: dict[str, bytes]) -> None:
-    """Add a module's file and those it refers to, but not what is installed or ours, which other records name."""
+    """Add a module's file and the files it refers to, except installed ones and ours, which other records name."""
     path = getattr(module, "__file__", None)
     if module is None or path is None or module.__name__ in files or _is_installed(module.__name__, path):
         return

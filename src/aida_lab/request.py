@@ -1,4 +1,4 @@
-"""From what a command asks for to the runs that give it."""
+"""From the arguments of a command to the specs of its runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from aida.catalog import find
 from aida_lab.external import import_optimizer
-from aida_lab.parsing import UsageError, settle
+from aida_lab.parsing import UsageError, resolve
 from aida_lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """An experiment under some optimizers and seeds. What is None is decided by the experiment or the device."""
+    """An experiment with some optimizers and seeds. The experiment or the device decides what is None."""
 
     experiment: Experiment
-    #: Names of the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
+    #: Names in the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
     optimizers: tuple[str, ...] = ("aida",)
     #: Hyper-parameters for all of them.
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class RunRequest:
     variant: str | None = None
     compiled: bool | None = None
     deterministic: bool = False
-    #: Steps between two stepsize measurements; None for what the experiment proposes, 0 for none.
+    #: Steps between two stepsize measurements; None for the experiment's number, 0 for no measurement.
     probe_every: int | None = 0
     limit: int | None = None
     warmup: int = 0
 
     def specs(self) -> list[RunSpec]:
-        """One run for each optimizer and seed, seeds inside; UsageError or LookupError where it makes no sense."""
+        """Return one spec per optimizer and seed, in this order; UsageError or LookupError if a value is invalid."""
         on_gpu = self.device.startswith("cuda")
         compiled = self.experiment.compiled and on_gpu if self.compiled is None else self.compiled
         rest: dict[str, Any] = {
@@ -57,7 +57,7 @@ class RunRequest:
         return list({spec.key: spec for spec in specs}.values())
 
     def _proposed_probe(self) -> int:
-        """The experiment's number, which is about an epoch's steps; in a trial whose epochs are cut short, those."""
+        """Return the experiment's number, about one epoch; at most the steps of a shortened epoch."""
         steps = self.experiment.probe_every
         return steps if self.limit is None else min(steps, self.limit)
 
@@ -65,7 +65,7 @@ class RunRequest:
         if self.precision is None:
             return "bf16" if on_gpu else "fp32"
         if self.precision not in PRECISIONS:
-            raise UsageError(f"--precision {self.precision!r} is none of {', '.join(PRECISIONS)}")
+            raise UsageError(f"--precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
         return self.precision
 
     def _variant(self) -> str:
@@ -81,9 +81,9 @@ class RunRequest:
         if match := re.fullmatch(r"aida-k(\d+)", name.strip().lower()):
             if given.get("projections", int(match[1])) != int(match[1]):
                 raise UsageError(
-                    f"--optimizer {name} and --set projections={given['projections']} contradict each other"
+                    f"--optimizer {name} and --set projections={given['projections']} contradict each other; keep one"
                 )
             name, given["projections"] = "aida", int(match[1])
-        settled, values = optimizer_values(self.experiment, name, given)
-        kind = import_optimizer(settled) if ":" in settled else find(settled).optimizer
-        return settled, settle(settled, kind, values, given)
+        name, values = optimizer_values(self.experiment, name, given)
+        kind = import_optimizer(name) if ":" in name else find(name).optimizer
+        return name, resolve(name, kind, values, given)

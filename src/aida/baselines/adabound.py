@@ -30,7 +30,7 @@ class AdaBound(Baseline):
         gamma: how fast the bounds converge.
         base_lr: the lr that ``final_lr`` belongs to, so that a schedule scales both; None takes the lr of
             the group when it is added, and stores it in the group.
-        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+        others: as for :class:`aida.baselines.adam_like.AdamLike`.
     """
 
     moments = ("exp_avg", "exp_avg_sq")

@@ -11,7 +11,7 @@ from aida.readings import Group, both_eps
 
 
 class AdamPlus(AdamLike):
-    """Adam with eps in both places (appendix B of the Aida paper); arguments as :class:`AdamLike`'s.
+    """Adam with eps in both places (appendix B of the Aida paper); arguments as for :class:`AdamLike`.
 
     With gradient ``g``::
 

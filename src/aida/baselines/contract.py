@@ -74,7 +74,7 @@ class Baseline(Optimizer):
             check_weight_decay(group)
 
     def initial_value(self, group: Group) -> float:
-        """The value that every element of the moments starts from."""
+        """Return the value that every element of the moments starts from."""
         return 0.0
 
     # -- groups and checkpoints ------------------------------------------------------------------
@@ -173,11 +173,12 @@ class Baseline(Optimizer):
         # gradient and weight decay
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        if l2 := _l2(group):
-            grads = list(torch._foreach_add(grads, params, alpha=l2))
-        if decay := _decoupled(group):
-            shrink = 1 - learning_rate(group) * decay
-            torch._foreach_mul_(params, shrink.to(params[0].dtype) if isinstance(shrink, Tensor) else shrink)
+        decay = group.get("weight_decay")
+        if decay and group["decoupled_weight_decay"]:
+            kept = 1 - learning_rate(group) * decay
+            torch._foreach_mul_(params, kept.to(params[0].dtype) if isinstance(kept, Tensor) else kept)
+        elif decay:
+            grads = list(torch._foreach_add(grads, params, alpha=decay))
 
         for name in self.counters:
             torch._foreach_add_(state[name], 1)
@@ -209,21 +210,10 @@ def per_tensor(values: Tensor, dtype: torch.dtype) -> list[Any]:
 
 
 def check_positive(group: Group, name: str, meaning: str) -> None:
+    """Raise ValueError unless the value is a finite number above 0; ``meaning`` ends the message."""
     value = group[name]
     if isinstance(value, Tensor) or not is_finite(value) or value <= 0:
         raise ValueError(f"{name}={value!r} must be a finite number > 0: {meaning}")
-
-
-def _l2(group: Group) -> float:
-    """Return the weight decay that is added to the gradient."""
-    decay: float = group.get("weight_decay", 0.0)
-    return 0.0 if group.get("decoupled_weight_decay", False) else decay
-
-
-def _decoupled(group: Group) -> float:
-    """Return the weight decay that multiplies the parameter, scaled by the learning rate."""
-    decay: float = group.get("weight_decay", 0.0)
-    return decay if group.get("decoupled_weight_decay", False) else 0.0
 
 
 def _counter_device(p: Tensor, group: Group) -> torch.device:

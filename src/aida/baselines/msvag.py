@@ -33,7 +33,7 @@ class MSVAG(Baseline):
         betas: beta1 is the decay rate of both moments; beta2 is used with ``mixed_bias_correction`` only.
         mixed_bias_correction: correct v by ``1 - beta2**t`` although it decays with beta1, and make the
             first step 0, as the code of the published comparison does.
-        others: as :class:`aida.baselines.adam_like.AdamLike`'s; there is no eps.
+        others: as for :class:`aida.baselines.adam_like.AdamLike`; there is no eps.
     """
 
     moments = ("exp_avg", "exp_avg_sq")

@@ -26,7 +26,7 @@ class RAdam(AdamLike):
         p = p - lr * (m / (1 - beta1**t)) * r * sqrt(1 - beta2**t) / (sqrt(v) + eps)   if N >= 5
         p = p - lr * (m / (1 - beta1**t))                                              otherwise
 
-    Arguments as :class:`AdamLike`'s; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
+    Arguments as for :class:`AdamLike`; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
     """
 
     moments = ("exp_avg", "exp_avg_sq")

@@ -18,13 +18,13 @@ def _second_moment(group: Group) -> tuple[str, ...]:
 
 
 def _always_decoupled(group: Group) -> str:
-    # older versions of torch have no such key in AdamW's groups
+    # older versions of torch do not have this key in AdamW's groups
     return decay_in_words({**group, "decoupled_weight_decay": True})
 
 
 ADAM = replace(outer_eps("exp_avg_sq"), keys=_second_moment)
 
-#: torch's classes that a probe can read and that are not entries themselves.
+#: Readings of torch's classes that are not in the catalog.
 OTHER_READINGS: Mapping[type[Optimizer], Reading] = {
     torch.optim.RAdam: radam.READING,
     torch.optim.NAdam: outer_eps("exp_avg_sq"),
@@ -43,7 +43,7 @@ ENTRIES = [
         rule="m = momentum m + g; p -= lr m",
         defaults={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
         reading=Reading(
-            about="none: every element of the momentum is multiplied with lr alone, so its stepsize is always 1",
+            about="none: every element of the momentum is multiplied by lr, so its stepsize is always 1",
             eps="none",
             weight_decay=lambda group: (
                 f"L2: {group['weight_decay']:g} * p is added to the gradient" if group["weight_decay"] else "none"

@@ -24,7 +24,7 @@ class Yogi(Baseline):
 
     Args:
         initial_accumulator: the first value of m and v.
-        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+        others: as for :class:`aida.baselines.adam_like.AdamLike`.
     """
 
     moments = ("exp_avg", "exp_avg_sq")

@@ -1,4 +1,4 @@
-"""The optimizers themselves: what they are, their theory, their stepsizes."""
+"""The commands ``aida list``, ``aida theory`` and ``aida stepsizes``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def list_optimizers(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Optimizers to describe in full, such as: aida adabelief-star.")
+        list[str] | None, typer.Argument(help="Optimizers to describe in full, for example: aida adabelief-star.")
     ] = None,
 ) -> None:
     """List the optimizers, with their update rules and papers.
@@ -35,21 +35,21 @@ def list_optimizers(
         drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
     console().print(drawn)
     console().print(
-        "aida list NAME shows one in full: defaults, what each experiment fixes and searches, where eps sits.",
+        "aida list NAME shows one in full: defaults, fixed and searched values per experiment, the place of eps.",
         style="dim",
     )
 
 
 def theory(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for theory.png, theory.svg and theory.md; made if missing.")
+        Path | None, typer.Option(help="Folder for theory.png, theory.svg and theory.md; created if missing.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of each convex run.")] = 1500,
+    steps: Annotated[int, typer.Option(min=2, help="Steps per convex run.")] = 1500,
 ) -> None:
-    """Check the paper's theory on real convex problems, under a minute.
+    """Check the paper's theory on real convex problems; takes less than a minute.
 
-    Evaluates Theorem 1 term by term beside the measured regret of Aida and AdaBelief in logistic
-    regression, counts how often its assumption on the variances holds, and shows a run that breaks it.
+    Evaluates Theorem 1 term by term and the measured regret of Aida and AdaBelief in logistic
+    regression, counts how often its assumption on the variances holds, and shows a run that violates it.
     docs/theory.md explains the tables.
     """
     from rich.markdown import Markdown
@@ -71,15 +71,15 @@ def theory(
 def stepsizes(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders that hold stepsizes.jsonl, or such files; several become columns side by side."),
+        typer.Argument(help="Folders with a stepsizes.jsonl, or such files; several become columns side by side."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the figures; made if missing.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for the figures; created if missing.")] = Path("report"),
 ) -> None:
     """Draw the adaptive stepsizes of training runs, layer by layer.
 
-    Writes stepsizes.png and .svg (means and standard deviations), and each figure of the paper whose
-    methods are all among the runs. A run records its stepsizes with aida train --probe, or in a loop
-    of your own with aida.stepsizes.StepsizeProbe.
+    Writes stepsizes.png and .svg (means and standard deviations), and each figure of the paper if its
+    methods are all among the runs. aida train --probe records stepsizes; in your own training loop use
+    aida.stepsizes.StepsizeProbe.
     """
     from aida.stepsizes.drawing import save
     from aida.stepsizes.plots import draw, draw_paper_figures
@@ -111,7 +111,7 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
 
 
 def _read(run: Path) -> StepsizeLog | str:
-    """The records of a run, or why there are none."""
+    """Return the records of a run, or the reason why there are none."""
     from aida_lab.report.stepsize_figures import read_stepsizes
     from aida_lab.runs.files import StoreError, one_line
 
@@ -121,7 +121,7 @@ def _read(run: Path) -> StepsizeLog | str:
         known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
         fail(f"no stepsizes at {run}: a run is a folder with stepsizes.jsonl, or such a file{known}")
     try:
-        # a link that the user names is followed, a link in a run's folder is not
+        # follow a link that the user names, but not a link in a run's folder
         return read_stepsizes(run / "stepsizes.jsonl" if os.path.isdir(run) else Path(os.path.realpath(run)))
     except (StoreError, ValueError) as error:
         return one_line(error)

@@ -1,4 +1,4 @@
-"""VGG11 and ResNet34 on CIFAR-10 and CIFAR-100: Table III, and the stepsize figures."""
+"""VGG11 and ResNet34 on CIFAR-10 and CIFAR-100: Table III and the stepsize figures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _experiment(model: str, data: str, parameters: int, paper: Mapping[str, Pape
     )
 
 
-#: Rows of Table III: accuracy, its standard deviation and seconds an epoch, in the columns of _COLUMNS.
+#: Table III: accuracy, its standard deviation and seconds per epoch, in these columns.
 _COLUMNS = (("vgg11", "cifar10"), ("resnet34", "cifar10"), ("vgg11", "cifar100"), ("resnet34", "cifar100"))
 _TABLE = {
     "sgd": ((91.36, 0.07, 5.83), (95.48, 0.11, 30.45), (67.02, 0.25, 5.85), (78.10, 0.18, 30.92)),

@@ -6,7 +6,7 @@ from aida_lab.schedules import StepDecay
 from aida_lab.spec import Experiment, Metric, PaperResult, Tuning
 from aida_lab.task import Task, TaskContext
 
-#: The variant "sample" walks the same way on ten classes of 120 images: for trials, not for tables.
+#: Also for the variant "sample", which has ten classes of 120 images: for trials, not for tables.
 _ACCURACY = Metric("accuracy", "validation accuracy, %", "higher")
 
 #: The values of the appendix; its weight decay is read as decoupled, see the notes below.
@@ -23,7 +23,7 @@ def _task(context: TaskContext) -> Task:
     from aida_lab.tasks.image_folder import ImageFolders
 
     data = IMAGENET_SAMPLE if context.spec.variant == "sample" else IMAGENET
-    # a thousand outputs on the ten classes too: the same network, the same cost
+    # the sample's ten classes have the same network with a thousand outputs, so that a step costs the same
     return ImageFolders(context, resnet18_imagenet(), data)
 
 

@@ -8,8 +8,8 @@ from aida_lab.schedules import StepDecay
 from aida_lab.spec import Experiment, Metric, PaperResult, Switch, Tuning
 from aida_lab.task import Task, TaskContext
 
-#: Columns of text that are measured side by side; the public code reads its "validation" in a single one.
-_MEASURED, _MEASURED_BY_PUBLIC_CODE = 10, 1
+#: Batch size of an evaluation; the public code evaluates what it calls validation with batch size 1.
+_EVAL_BATCH, _PUBLIC_EVAL_BATCH = 10, 1
 
 _METRICS = {
     "correct": Metric("valid_ppl", "validation perplexity", "lower"),
@@ -17,7 +17,7 @@ _METRICS = {
     "faithful-asgd": Metric("test_ppl", "test perplexity", "lower"),
 }
 
-#: The public code's test for turning SGD into ASGD (its ``nonmono``), on what it calls validation.
+#: The public code's criterion for replacing SGD by ASGD (its ``nonmono``), on what it calls validation.
 _SWITCHES = {"faithful-asgd": Switch("test_ppl", 5)}
 
 _NOTES = (
@@ -60,8 +60,8 @@ def _task(layers: int) -> Callable[[TaskContext], Task]:
         from aida_lab.tasks.language import LanguageTask
 
         text, variant = ptb(context.data_root), context.spec.variant
-        tested = _MEASURED if variant == "correct" else _MEASURED_BY_PUBLIC_CODE
-        measured = {"valid_ppl": batchify(text.valid, _MEASURED), "test_ppl": batchify(text.test, tested)}
+        test_batch = _EVAL_BATCH if variant == "correct" else _PUBLIC_EVAL_BATCH
+        measured = {"valid_ppl": batchify(text.valid, _EVAL_BATCH), "test_ppl": batchify(text.test, test_batch)}
         model = AwdLstm(layers, len(text.words), "correct" if variant == "correct" else "faithful")
         return LanguageTask(context, model, text.train, measured)
 
@@ -81,11 +81,11 @@ def _experiment(layers: int, parameters: int, paper: Mapping[str, float]) -> Exp
         schedule=StepDecay(at=(100, 145), of=200),
         metrics=_METRICS,
         tuning=_TUNING,
-        # without deviations: the paper says that its three repetitions gave almost the same perplexity
+        # without standard deviations: the paper says that its three repetitions gave almost the same perplexity
         paper={method: PaperResult(mean) for method, mean in paper.items()},
         paper_variant="faithful",
         switches=_SWITCHES,
-        probe_every=686,  # an epoch has so many steps on average
+        probe_every=686,  # the steps of an epoch, on average
         notes=_NOTES,
     )
 
