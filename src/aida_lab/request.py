@@ -10,7 +10,7 @@ from typing import Any
 from aida.catalog import find
 from aida_lab.external import import_optimizer
 from aida_lab.parsing import UsageError, resolve
-from aida_lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
+from aida_lab.spec import PRECISIONS, Experiment, RunSpec
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class RunRequest:
                     f"--optimizer {name} and --set projections={given['projections']} contradict each other; keep one"
                 )
             name, given["projections"] = "aida", int(match[1])
-        name, values = optimizer_values(self.experiment, name, given)
-        kind = import_optimizer(name) if ":" in name else find(name).optimizer
-        return name, resolve(name, kind, values, given)
+        if ":" in name:
+            return name, resolve(name, import_optimizer(name), given, given)
+        entry = find(name)
+        return entry.name, resolve(entry.name, entry.optimizer, self.experiment.tuned(entry.name, given), given)

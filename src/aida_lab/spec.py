@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from aida.catalog import Entry, find
-from aida_lab.external import import_optimizer
+from aida.catalog import find
 from aida_lab.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        content = {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
+        content = {"format": FORMAT, **vars(self), "hyper": dict(self.hyper)}
         # fields that are newer than some runs are left out at their first meaning: old runs keep their names
         if not self.warmup:
             del content["warmup"]
@@ -238,16 +237,3 @@ def method_of(optimizer: str, hyper: Mapping[str, Any]) -> str:
 def _as_json(value: Any) -> Any:
     """Return the value as read from a JSON file: lists instead of tuples."""
     return json.loads(json.dumps(value))
-
-
-def _fields_of(spec: RunSpec) -> dict[str, Any]:
-    return {each.name: getattr(spec, each.name) for each in fields(spec)}
-
-
-def optimizer_values(experiment: Experiment, optimizer: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the optimizer's full name, and its hyper-parameters for this experiment overridden by ``given``."""
-    if ":" in optimizer:
-        import_optimizer(optimizer)
-        return optimizer, dict(given)
-    entry: Entry = find(optimizer)
-    return entry.name, experiment.tuned(entry.name, given)

@@ -11,8 +11,8 @@ from aida_lab.spec import Experiment, Metric, PaperResult, Tuning
 from aida_lab.task import Task, TaskContext
 
 _NOTES = (
-    "What the paper calls validation is the test set, and it does not say whether the best or the last epoch "
-    "counts: both are recorded. Weight decay is on every parameter; Fromage has none."
+    "What the paper calls validation is the test set. It does not say whether the best or the last epoch counts; both "
+    "are recorded. Weight decay applies to every parameter; Fromage has none."
 )
 
 

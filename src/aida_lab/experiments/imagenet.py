@@ -45,9 +45,9 @@ EXPERIMENTS = [
         distributed=True,
         probe_every=5005,
         notes=(
-            "Weight decay 1e-2 is decoupled: as L2 it would be implausible. Under torchrun every process takes its "
-            "part of each batch of 256, and batch norms see that part. The variant 'sample' reads the ten classes of "
-            "imagenet-sample, with the same network, to try the whole way; its accuracy says nothing."
+            "Weight decay 1e-2 is read as decoupled; as L2 it would be implausible. Under torchrun each process takes "
+            "its part of every batch of 256, and batch norms see only that part. The variant 'sample' trains the same "
+            "network on the ten classes of imagenet-sample, to test the whole path; its accuracy means nothing."
         ),
     )
 ]

@@ -7,11 +7,11 @@ from aida_lab.spec import Experiment, Metric, PaperResult, Tuning
 from aida_lab.task import Task, TaskContext
 
 _NOTES = (
-    "The learning rate is set at every step by a schedule whose warm-up of 128,000 steps is longer than the run of "
-    "58,000: a straight line from nearly zero to 1.12e-4. The base lr of 0.001 that the paper states is inert in the "
-    "public code; here it multiplies the schedule in proportion, so that 0.001 is the schedule itself and the values "
-    "searched for SGD and Fromage have a meaning. The loss is a sum over about 2,800 words, not a mean, which "
-    "matters for eps; the reported training loss is the mean, smoothing included."
+    "A schedule sets the learning rate at every step. Its warm-up of 128,000 steps is longer than the run of 58,000, "
+    "so the rate grows linearly from nearly 0 to 1.12e-4. The public code ignores the base lr of 0.001 that the paper "
+    "states. Here the schedule is multiplied by lr / 0.001, so that the values searched for SGD and Fromage have an "
+    "effect. The loss is a sum over about 2,800 words, not a mean, which matters for eps; the reported training loss "
+    "is the mean, label smoothing included."
 )
 
 

@@ -21,13 +21,12 @@ _METRICS = {
 _SWITCHES = {"faithful-asgd": Switch("test_ppl", 5)}
 
 _NOTES = (
-    "The paper's figures come from public code with two traps: its weight drop gives the recurrent weights no "
-    "gradient, so that they keep their random start, and what it calls validation is the test set, read in one "
-    "column, of which the best epoch is kept. The variant 'faithful' does all of this and is the one to compare "
-    "with the table; 'faithful-asgd' also turns SGD into ASGD when its perplexity stops falling, as that code does "
-    "(other optimizers train as in 'faithful'); 'correct' trains the recurrent weights and is judged by the "
-    "validation set, ten columns. "
-    "The reported training loss is the cross entropy without its two penalties."
+    "The paper's results come from public code with two traps. Its weight drop gives the recurrent weights no "
+    "gradient, so that they keep their random initial values; and what it calls validation is the test set, with "
+    "batch size 1, of which it keeps the best epoch. The variant 'faithful' does the same and is the one to compare "
+    "with the table. 'faithful-asgd' also replaces SGD by ASGD when the perplexity stops falling, as that code does; "
+    "other optimizers train as in 'faithful'. 'correct' trains the recurrent weights and is ranked by the validation "
+    "set, with batch size 10. The reported training loss is the cross entropy without the two penalties."
 )
 
 

@@ -66,10 +66,10 @@ EXPERIMENTS = [
         paper_variant="inception",
         probe_every=782,
         notes=(
-            "The paper's figures are FID, so they compare with the variant 'inception' alone, and each is the best of "
-            "all configurations and repetitions, not a mean. The distance is measured once, after the last epoch, on "
-            "64,000 generated images against the 50,000 training images, all stretched to the full range one by one "
-            "as the public code saves them."
+            "The paper reports FID, which only the variant 'inception' measures. Each result is the best of all "
+            "configurations and repetitions, not a mean. The distance is measured once, after the last epoch, between "
+            "64,000 generated images and the 50,000 training images. As in the public code, each image is stretched to "
+            "the full range of values."
         ),
     )
 ]
