@@ -71,7 +71,7 @@ def theory(
 def stepsizes(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders with a stepsizes.jsonl, or such files; several become columns side by side."),
+        typer.Argument(help="Runs with a stepsizes.jsonl, folders of such runs, or such files; each run is a column."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the figures; created if missing.")] = Path("report"),
 ) -> None:
@@ -84,7 +84,7 @@ def stepsizes(
     from aida.stepsizes.drawing import save
     from aida.stepsizes.plots import draw, draw_paper_figures
 
-    read = {run: _read(run) for run in runs}
+    read = {run: _read(run) for given in runs for run in _runs_in(given)}
     logs = {run: found for run, found in read.items() if not isinstance(found, str)}
     skipped = [found for found in read.values() if isinstance(found, str)]
     if not logs and all(map(os.path.isfile, runs)):
@@ -108,6 +108,12 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
             share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
             drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
     console().print(drawn)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs with stepsizes in a folder of runs; any other path itself."""
+    below = [] if os.path.lexists(folder / "stepsizes.jsonl") else folder.glob("*/stepsizes.jsonl")
+    return sorted(found.parent for found in below) or [folder]
 
 
 def _read(run: Path) -> StepsizeLog | str:
