@@ -28,6 +28,7 @@ from aida._step.group_rules import (
     check_weight_decay,
     drop_duplicates,
     is_finite,
+    is_plain,
     traced,
 )
 from aida._step.refusals import check_whole
@@ -156,6 +157,8 @@ class Baseline(Optimizer):
         for p in params:
             if (self.counters or self.moments) and not self.state[p]:
                 self._init_state(self.state[p], p, group)
+            if not traced():
+                _check_memory(p, p.grad, *self.state.get(p, {}).values())
         return params
 
     def _init_state(self, state: dict[str, Any], p: Tensor, group: Group) -> None:
@@ -203,8 +206,8 @@ def counted(steps: list[Tensor]) -> Tensor:
 
 def per_tensor(values: Tensor, dtype: torch.dtype) -> list[Any]:
     """Return one number per tensor, as list operations take them: floats, or tensors that stay on the device."""
-    # a compiled step that read the numbers would keep those of its first run
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+    # a compiled step that read the numbers would keep those of its first run; a FakeTensor has none
+    if values.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(values):
         return values.tolist()
     return list(values.to(dtype).unbind())
 
@@ -237,11 +240,25 @@ def _wide_grad(p: Tensor) -> Tensor:
     return _real(p.grad.resolve_conj()).to(STATE_DTYPES[_real(p).dtype])
 
 
+def _check_memory(*tensors: Any) -> None:
+    """Raise RuntimeError for a tensor whose storage was freed: torch's operations would read address 0."""
+    for t in tensors:
+        if isinstance(t, Tensor) and is_plain(t) and not t.is_meta and t.data_ptr() == 0 and t.numel():
+            raise RuntimeError(
+                f"the storage of a parameter, its gradient or its state (shape {tuple(t.shape)}) was freed; "
+                "allocate it before the step"
+            )
+
+
 def _buckets(params: list[Tensor], foreach: bool | None) -> Iterator[list[Tensor]]:
     """Yield the parameters that are updated together: same device and dtype, and not too many elements."""
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in params:
-        alike.setdefault((p.device, p.dtype), []).append(p)
+        assert p.grad is not None
+        if traced() or (is_plain(p) and is_plain(p.grad)):
+            alike.setdefault((p.device, p.dtype), []).append(p)
+        else:  # a subclass sees, and may repeat, the operations on all tensors of its list
+            yield [p]
     for (device, _), together in alike.items():
         limit = 0 if foreach is False else CPU_BUCKET if device.type == "cpu" else BUCKET
         bucket: list[Tensor] = []
