@@ -16,6 +16,7 @@ from torch import nn
 from aida.catalog import find
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
+from aida_lab.experiments import experiments
 from aida_lab.schedules import Constant
 from aida_lab.spec import Experiment, Metric, PaperResult, RunSpec
 
@@ -24,11 +25,13 @@ PERPLEXITY = Metric("valid_ppl", "validation perplexity", "lower")
 
 
 def experiment(name: str, table: str, metric: Metric = ACCURACY, **changes: Any) -> Experiment:
-    """An experiment that is declared and cannot be run: a report must not ask for its task."""
+    """An experiment with the real one's values and without its task, which a report must not ask for."""
     values: dict[str, Any] = {
         "name": name, "title": name.replace("-", " on "), "table": table, "data": (), "task": None,
         "parameters": 10, "epochs": 4, "batch": 8, "schedule": Constant(), "metrics": {"default": metric}, "paper": {},
     }  # fmt: skip
+    if name in experiments():
+        values["tuning"] = experiments()[name].tuning
     return Experiment(**{**values, **changes})
 
 

@@ -140,7 +140,7 @@ def test_what_is_not_said_the_experiment_and_the_device_decide():
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [({"precision": "fp8"}, "none of fp32, tf32, bf16"), ({"variant": "odd"}, "no variant 'odd'; it has ")],
+    [({"precision": "fp8"}, "not one of fp32, tf32, bf16"), ({"variant": "odd"}, "no variant 'odd'; it has ")],
 )
 def test_unknown_choices_get_the_known_ones(words, line):
     with pytest.raises(UsageError, match=line):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aida_lab.cli.printing import console, fail, say, say_written, table, values_in_words
 
 if TYPE_CHECKING:
+    from aida.catalog import Entry
     from aida.stepsizes.sinks import StepsizeLog
 
 
@@ -133,7 +134,7 @@ def _read(run: Path) -> StepsizeLog | str:
         return one_line(error)
 
 
-def _found(name: str) -> Any:
+def _found(name: str) -> Entry:
     from aida.catalog import find
 
     try:
@@ -142,11 +143,11 @@ def _found(name: str) -> Any:
         fail(str(error.args[0]))
 
 
-def _describe(entry: Any) -> None:
-    from torch import nn
+def _describe(entry: Entry) -> None:
+    import torch
 
     drawn = table(f"{entry.title} ({entry.name})", "", "")
-    group = entry.build([nn.Parameter(nn.init.zeros_(nn.Linear(1, 1).weight))]).param_groups[0]
+    group = entry.build([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
     bound = entry.reading.bound(group)
     rows = {
         "update": entry.rule,
