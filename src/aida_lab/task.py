@@ -21,7 +21,7 @@ from aida_lab.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Setting:
+class TaskContext:
     """Where and how a task is made."""
 
     spec: RunSpec

@@ -62,11 +62,11 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
 @contextmanager
 def words_checked() -> Iterator[None]:
     """Settings, seeds and names in here that have no meaning end the command in one line."""
-    from aida_lab.parsing import SettingError
+    from aida_lab.parsing import UsageError
 
     try:
         yield
-    except SettingError as error:
+    except UsageError as error:
         fail(str(error))
     except LookupError as error:
         fail(str(error.args[0]))
