@@ -113,16 +113,17 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
 def _read(run: Path) -> StepsizeLog | str:
     """The records of a run, or why there are none."""
     from aida_lab.report.stepsize_figures import read_stepsizes
-    from aida_lab.runs.files import StoreError, one_line
+    from aida_lab.runs.files import StoreError, is_archive, one_line
 
-    if not os.path.lexists(run):
+    archived = is_archive(run.parent)
+    if not archived and not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/stepsizes.jsonl"))
         here = sorted({found.parent for found in below})[:20]
         known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
         fail(f"no stepsizes at {run}: a run is a folder with stepsizes.jsonl, or such a file{known}")
     try:
         # a link that the user names is followed, a link in a run's folder is not
-        return read_stepsizes(run / "stepsizes.jsonl" if os.path.isdir(run) else Path(os.path.realpath(run)))
+        return read_stepsizes(run / "stepsizes.jsonl" if archived or run.is_dir() else Path(os.path.realpath(run)))
     except (StoreError, ValueError) as error:
         return one_line(error)
 

@@ -32,10 +32,11 @@ def report(
     from aida_lab.report.build import read, write
     from aida_lab.report.listings import skipped
     from aida_lab.runs.files import StoreError, one_line
+    from aida_lab.runs.records import holds_runs
 
     roots = runs or [Path("runs")]
     for root in roots:
-        if not root.is_dir():
+        if not holds_runs(root):
             fail(f"no runs at {root}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
     try:
         with console().status("reading runs ..."):

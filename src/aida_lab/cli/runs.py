@@ -32,11 +32,11 @@ def list_runs(
     from typing import get_args
 
     from aida_lab.runs.files import StoreError, json_text
-    from aida_lab.runs.store import State, scan
+    from aida_lab.runs.records import State, holds_runs, scan
 
     if state is not None and state not in get_args(State):
         fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
-    if not out.is_dir():
+    if not holds_runs(out):
         fail(f"no runs at {out}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
     try:
         found = [_described(record) for record in scan(out)]
@@ -130,15 +130,18 @@ def collect_runs(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="Where the records go; made if missing.")] = Path("results"),
 ) -> None:
-    """Bring the records of finished runs together: spec, environment, curve, stepsizes and result, without weights.
+    """Collect the records of finished runs in one compressed file per experiment: OUT/EXPERIMENT.tar.xz.
 
-    What is there already is left alone, so that runs of several machines can be collected one after another.
+    A record is the spec, environment, curve, stepsizes and result of a run, without weights. aida runs, report and
+    stepsizes read OUT like a folder of runs; tar xf gives the folders. Runs that are there already stay as they are,
+    so that runs of several machines can be collected one after another.
     """
     from aida_lab.runs.collecting import collect
     from aida_lab.runs.files import StoreError, one_line
+    from aida_lab.runs.records import holds_runs
 
     for root in runs:
-        if not root.is_dir():
+        if not holds_runs(root):
             fail(f"no runs at {root}: it is no folder")
     try:
         found = collect(runs, out)

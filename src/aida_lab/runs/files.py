@@ -16,9 +16,12 @@ import stat
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from aida_lab.runs.archives import PACKED_LIMIT, SUFFIX, unpack
 
 _TEMPORARY = ".tmp"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
@@ -224,7 +227,14 @@ def check_no_links(folder: Path) -> None:
 
 
 def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
-    """All bytes of a file; None if there is none. StoreError if it is no regular file, or has more than ``limit``."""
+    """All bytes of a file; None if there is none. StoreError if it is no regular file, or has more than ``limit``.
+
+    A file of an archived run is named ``NAME.tar.xz/<key>/<file>``.
+    """
+    if is_archive(path.parent.parent):
+        packed = read_archive(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+        _check_size(path, len(packed or b""), limit)
+        return packed
     try:
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -233,9 +243,38 @@ def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    if max(size, len(content)) > limit:
-        raise StoreError(f"{path} has {max(size, len(content)):,} bytes; at most {limit:,} are read")
+    _check_size(path, max(size, len(content)), limit)
     return content
+
+
+def _check_size(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise StoreError(f"{path} has {size:,} bytes; at most {limit:,} are read")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether runs are read from a file of this name."""
+    return path.name.endswith(SUFFIX) and os.path.lexists(path) and not path.is_dir()
+
+
+def file_exists(path: Path) -> bool:
+    """Whether a run has this file, of whatever kind, on the disk or in an archive."""
+    archive = path.parent.parent
+    return f"{path.parent.name}/{path.name}" in read_archive(archive) if is_archive(archive) else os.path.lexists(path)
+
+
+def read_archive(path: Path) -> Mapping[str, bytes]:
+    """The files in an archive of runs, by ``<key>/<file>``. StoreError if it cannot be read whole."""
+    found = os.lstat(path)
+    return _archived(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _archived(path: Path, version: tuple[int, ...]) -> Mapping[str, bytes]:
+    try:
+        return unpack(read_regular(path, PACKED_LIMIT) or b"")
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
 
 
 def parse_json(content: bytes) -> Any:

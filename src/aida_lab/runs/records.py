@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aida_lab.runs.checks import check_epochs, check_result, check_spec
-from aida_lab.runs.files import CURVE_LIMIT, StoreError, one_line, parse_json, read_object, read_regular
+from aida_lab.runs.files import (
+    CURVE_LIMIT,
+    StoreError,
+    is_archive,
+    one_line,
+    parse_json,
+    read_archive,
+    read_object,
+    read_regular,
+)
 from aida_lab.runs.lock import is_held
 from aida_lab.spec import RunSpec
 
@@ -50,28 +60,44 @@ class RunRecord:
         return self.path / STEPSIZES
 
 
+def holds_runs(path: Path) -> bool:
+    """Whether :func:`scan` can read it: a folder of runs, or an archive of them."""
+    return path.is_dir() or is_archive(path)
+
+
 def scan(out: str | os.PathLike[str]) -> list[RunRecord]:
-    """All runs under ``out`` by key, also those that are damaged. Only reads; a running run is not disturbed."""
-    records = []
+    """All runs in a folder, its archives among them, or in one archive; by key, damaged ones too. Only reads."""
     try:
-        with os.scandir(out) as entries:
-            folders = sorted(Path(entry) for entry in entries if _is_folder(entry))
+        places = [Path(out)] if is_archive(Path(out)) else [Path(out, name) for name in os.listdir(out)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"{out} cannot be listed: {error.strerror or error}") from error
-    for folder in folders:
-        if _KEY.fullmatch(folder.name) or os.path.lexists(folder / SPEC):
-            with suppress(FileNotFoundError):  # removed while we look
-                records.append(read_run(folder))
-    return records
+    records = []
+    for place in places:
+        with suppress(FileNotFoundError):  # removed while it is read
+            if is_archive(place):
+                records += _read_archived(place)
+            elif _is_run(place):
+                records.append(read_run(place))
+    return sorted(records, key=lambda record: record.path.name)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_run(path: Path) -> bool:
     try:
-        return entry.is_dir()
+        return stat.S_ISDIR(os.stat(path).st_mode) and bool(_KEY.fullmatch(path.name) or os.path.lexists(path / SPEC))
+    except FileNotFoundError:
+        return False
     except OSError:
-        return True  # a loop of links: whoever reads it says so
+        return bool(_KEY.fullmatch(path.name))  # a loop of links: reading it gives the reason
+
+
+def _read_archived(path: Path) -> list[RunRecord]:
+    try:
+        keys = {name.partition("/")[0] for name in read_archive(path)}
+    except StoreError as error:
+        return [RunRecord(path, "damaged", None, None, 0, None, one_line(error), os.lstat(path).st_mtime)]
+    return [read_run(path / key) for key in keys]
 
 
 def read_run(path: Path) -> RunRecord:
@@ -197,4 +223,4 @@ def _changed(path: Path) -> float:
             if entry.name != LOCK:  # written also by who finds the run finished and leaves
                 with suppress(OSError):  # a running run renames and removes
                     times.append(entry.stat(follow_symlinks=False).st_mtime)
-    return max(times, default=os.lstat(path).st_mtime)
+    return max(times) if times else os.lstat(path.parent if is_archive(path.parent) else path).st_mtime
