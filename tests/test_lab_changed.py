@@ -29,9 +29,13 @@ QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu", "--set", "lr=0.01")
 
 OWN = """
 import torch, helper
+from constants import RATE
 from further import scale
+from parts.inner import WIDTH
 class Own(torch.optim.SGD):
-    pass
+    def step(self, closure=None):
+        import later
+        return super().step(closure)
 """
 
 
@@ -44,6 +48,12 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "helper.py").write_text("rate = 1\n")
     (tmp_path / "further.py").write_text("def scale(): return 1\n")
+    (tmp_path / "constants.py").write_text("RATE = 1\n")
+    (tmp_path / "later.py").write_text("from parts import beside\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("")
+    (tmp_path / "parts" / "inner.py").write_text("from .beside import DEPTH as WIDTH\n")
+    (tmp_path / "parts" / "beside.py").write_text("DEPTH = 1\n")
     forget()
     yield tmp_path
     forget()
@@ -51,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    for name in ("own", "helper", "further"):
+    for name in ("own", "helper", "further", "constants", "later", "parts", "parts.inner", "parts.beside"):
         sys.modules.pop(name, None)
     source_of.cache_clear()
 
@@ -69,7 +79,7 @@ def edit(path, text):
 # --- an optimizer of one's own
 
 
-@pytest.mark.parametrize("file", ["own.py", "helper.py", "further.py"])
+@pytest.mark.parametrize("file", ["own.py", "helper.py", "further.py", "constants.py"])
 def test_an_edited_optimizer_is_trained_again_and_said_to_be(folder, file):
     assert call("train", "digits", "--optimizer", "own:Own", *QUICK).exit_code == 0
     (before,) = scan("runs")
@@ -125,6 +135,21 @@ def test_a_search_measures_an_edited_optimizer_again(folder):
     edit(folder / "own.py", "x = 2\n")
     assert call(*words).exit_code == 0
     assert {record.path: len(read_sessions(record.path)) for record in scan("runs")} == dict.fromkeys(sessions, 2)
+
+
+@pytest.mark.parametrize("file", ["constants.py", "later.py", "parts/__init__.py", "parts/inner.py", "parts/beside.py"])
+def test_the_source_covers_constants_packages_and_what_a_function_imports(folder, file):
+    before = source_of("own:Own")
+    edit(folder / file, "x = 2\n")
+    forget()
+    assert source_of("own:Own") != before
+
+
+def test_a_files_imports_that_are_not_there_or_not_its_own_are_left_alone(folder):
+    edit(folder / "own.py", "def rare():\n    import unknown.part, sklearn.nowhere\n    from .. import above\n")
+    before = set(sys.modules)
+    assert source_of("own:Own").startswith("sha256 ")
+    assert not any(name.startswith("sklearn") for name in set(sys.modules) - before)
 
 
 def test_the_source_of_an_installed_class_is_its_version():
