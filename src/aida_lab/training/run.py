@@ -7,8 +7,6 @@ the last checkpoint and ends as it would have ended.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,7 +22,7 @@ from aida_lab.events import Event, Kind, Listener
 from aida_lab.experiments import find_experiment
 from aida_lab.runs.store import RunFolder, writing
 from aida_lab.spec import Metric, RunSpec
-from aida_lab.stopping import asked
+from aida_lab.stopping import Stop
 from aida_lab.training.environment import changes, choose_device, describe
 from aida_lab.training.loop import Training
 from aida_lab.training.options import Options
@@ -58,16 +56,14 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
             listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=done, text="already done"))
             return dict(done)
         stack.enter_context(own_stream(device))
-        stop = stack.enter_context(_stop_signals())
+        stop = stack.enter_context(Stop())
         return _Run(spec, folder, replace(options, device=str(device)), listen, stop).carry_out()
 
 
 class _Run:
     """A run under way; ``folder`` is None in a process that only follows."""
 
-    def __init__(
-        self, spec: RunSpec, folder: RunFolder | None, options: Options, listen: Listener, stop: threading.Event
-    ) -> None:
+    def __init__(self, spec: RunSpec, folder: RunFolder | None, options: Options, listen: Listener, stop: Stop) -> None:
         self._spec, self._folder, self._options, self._listen, self._stop = spec, folder, options, listen, stop
         self._saved_at = time.monotonic()
 
@@ -130,7 +126,7 @@ class _Run:
         self._saved_at = time.monotonic()
 
     def _give_way(self) -> None:
-        if distributed.any_of_us(self._stop.is_set(), self._training.device):
+        if distributed.any_of_us(self._stop.asked, self._training.device):
             self._save()
             raise Interrupted(f"run {self._spec.key} was stopped and saved; the same command goes on with it")
 
@@ -207,33 +203,3 @@ def own_stream(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         yield
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; the second ends the process as ever. Only in the main thread."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: Any) -> None:
-        second = stop.is_set()
-        stop.set()
-        # who waits for the run must know too: it may be past the point where it gives way
-        outer = before[number]
-        if callable(outer) and outer is not signal.default_int_handler:
-            outer(number, frame)
-        if second:
-            raise KeyboardInterrupt
-
-    for number in before:
-        signal.signal(number, ask)
-    if asked():
-        stop.set()  # while the run was being opened
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
