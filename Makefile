@@ -1,17 +1,19 @@
-# Every target makes its own environment in .venv and installs what it needs.
+# Every target makes the environment .venv and installs what it needs, and no more.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/*.c src/aida/backends/*.h)
 
-# Workers of the test run; one thread each, or two processes would fight for the cores.
+# Processes of the test run. Each uses one thread, or they would compete for the cores.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-integrations test-asan test-gpu check format bench clean
 
-demo: $(INSTALLED)
+demo: $(LAB)
 	$(BIN)/aida demo
 
 test: $(INSTALLED)
@@ -23,10 +25,10 @@ test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 
 $(VENV)/.integrations: $(INSTALLED)
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
+	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'
 	touch $@
 
-# The tests of the C kernel with it built for AddressSanitizer, which ends the process at the first bad access.
+# Builds the C kernel with AddressSanitizer, which ends the process at the first bad access, and runs its tests.
 ASAN := build/asan
 test-asan: $(INSTALLED)
 	CFLAGS='-fsanitize=address -fno-omit-frame-pointer' \
@@ -52,10 +54,16 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step_time.py
 
-$(INSTALLED): $(SOURCES)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# The package with torch and the extra lab: enough for every command but aida search. pip shows its progress.
+$(LAB): $(SOURCES)
+	@echo "Creating the environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and the packages of the lab into $(VENV). This is needed once and takes a few minutes."
+	@$(PIP) install --constraint constraints.txt --editable '.[lab]'
+	@touch $@
+
+$(INSTALLED): $(LAB)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -85,9 +85,9 @@ def test_help_explains_itself(command):
         (("digits", "--precision", "fp8"), "--precision 'fp8' is none of fp32, tf32, bf16"),
         (("digits", "--variant", "odd"), "digits has no variant 'odd'; it has default"),
         (("digits", "--device", "tpu"), "--device 'tpu' is neither cuda nor cpu"),
-        (("digits", "--log", "wandb"), "--log 'wandb' is not known; known is tensorboard"),
-        (("digits", "--inception", __file__), "--inception is of no use to digits"),
-        (("wgan-gp-cifar10", "--variant", "inception"), "needs the file of its weights: --inception FILE"),
+        (("digits", "--log", "wandb"), "--log 'wandb' is not known; only tensorboard is"),
+        (("digits", "--inception", __file__), "digits does not use --inception"),
+        (("wgan-gp-cifar10", "--variant", "inception"), "needs the Inception weights: --inception FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

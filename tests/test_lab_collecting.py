@@ -136,7 +136,7 @@ def test_two_results_of_one_spec_are_not_mixed(runs: Path, tmp_path: Path) -> No
 def test_the_command_says_what_it_did(runs: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["collect", str(runs), "--out", str(tmp_path / "results")])
     assert done.exit_code == 0
-    assert "1 runs added" in done.output
+    assert "added 1 runs" in done.output
     assert "is stopped" in done.output
 
 

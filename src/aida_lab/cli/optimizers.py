@@ -1,18 +1,12 @@
-"""The optimizers themselves: what they are, their theory, their stepsizes."""
+"""The optimizers: their update rules, defaults and papers."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from aida_lab.cli.printing import console, fail, say, say_written, table, values_in_words
-
-if TYPE_CHECKING:
-    from aida.stepsizes.sinks import StepsizeLog
+from aida_lab.cli.printing import console, fail, table, values_in_words
 
 
 def list_optimizers(
@@ -38,94 +32,6 @@ def list_optimizers(
         "aida list NAME shows one in full: defaults, what each experiment fixes and searches, where eps sits.",
         style="dim",
     )
-
-
-def theory(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for theory.png, theory.svg and theory.md; made if missing.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of each convex run.")] = 1500,
-) -> None:
-    """Check the paper's theory on real convex problems, under a minute.
-
-    Evaluates Theorem 1 term by term beside the measured regret of Aida and AdaBelief in logistic
-    regression, counts how often its assumption on the variances holds, and shows a run that breaks it.
-    docs/theory.md explains the tables.
-    """
-    from rich.markdown import Markdown
-
-    from aida_lab.theory import study
-
-    with console().status("minimising logistic losses and running both methods ..."):
-        found = study.run(steps)
-    text = study.as_markdown(found)
-    console().print(Markdown(text))
-    if out is not None:
-        from aida_lab.theory.figure import draw_to
-
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "theory.md").write_text(text + "\n", encoding="utf-8")
-        say_written([out / "theory.md", *draw_to(found, out)])
-
-
-def stepsizes(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders that hold stepsizes.jsonl, or such files; several become columns side by side."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the figures; made if missing.")] = Path("report"),
-) -> None:
-    """Draw the adaptive stepsizes of training runs, layer by layer.
-
-    Writes stepsizes.png and .svg (means and standard deviations), and each figure of the paper whose
-    methods are all among the runs. A run records its stepsizes with aida train --probe, or in a loop
-    of your own with aida.stepsizes.StepsizeProbe.
-    """
-    from aida.stepsizes.drawing import save
-    from aida.stepsizes.plots import draw, draw_paper_figures
-
-    read = {run: _read(run) for run in runs}
-    logs = {run: found for run, found in read.items() if not isinstance(found, str)}
-    skipped = [found for found in read.values() if isinstance(found, str)]
-    if not logs and all(map(os.path.isfile, runs)):
-        fail("\n".join(skipped))
-    if logs:
-        _draw_table(logs)
-        found = list(logs.values())
-        try:
-            say_written([*save(draw(found, ("mean", "std")), out / "stepsizes"), *draw_paper_figures(found, out)])
-        except OSError as error:
-            fail(f"the figures cannot be written to {out}: {error}")
-    for reason in skipped:
-        say(f"left out: {reason}", err=True)
-
-
-def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
-    drawn = table("stepsizes at the last measurement", "run", "method", "step", "layers", "spread", "at the bound")
-    for run, log in logs.items():
-        if log.across:
-            last = log.across[-1]
-            share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
-            drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
-    console().print(drawn)
-
-
-def _read(run: Path) -> StepsizeLog | str:
-    """The records of a run, or why there are none."""
-    from aida_lab.report.stepsize_figures import read_stepsizes
-    from aida_lab.runs.files import StoreError, is_archive, one_line
-
-    archived = is_archive(run.parent)
-    if not archived and not os.path.lexists(run):
-        below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/stepsizes.jsonl"))
-        here = sorted({found.parent for found in below})[:20]
-        known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
-        fail(f"no stepsizes at {run}: a run is a folder with stepsizes.jsonl, or such a file{known}")
-    try:
-        # a link that the user names is followed, a link in a run's folder is not
-        return read_stepsizes(run / "stepsizes.jsonl" if archived or run.is_dir() else Path(os.path.realpath(run)))
-    except (StoreError, ValueError) as error:
-        return one_line(error)
 
 
 def _found(name: str) -> Any:

@@ -42,6 +42,7 @@ class Bars:
         self._board = board
         self._lines: dict[str, Any] = {}
         self._overall: Any = progress.add_task("all runs", total=None, epoch="", metric="", left="")
+        self._draw_all()
 
     def __call__(self, event: Event) -> None:
         if event.kind == "note":
@@ -75,7 +76,7 @@ class Bars:
         self._progress.update(
             self._overall,
             completed=self._board.done(),
-            total=self._board.total(),
+            total=self._board.total() or None,
             epoch=f"{self._board.ended}/{len(self._board.runs)} runs",
             left=f"{left} left" if left else "",
         )

@@ -109,7 +109,8 @@ class Board:
 
     @property
     def ended(self) -> int:
-        return sum(run.ended for run in self.runs.values())
+        """Runs that need no more work; an interrupted run does."""
+        return sum(run.ended and run.state != "interrupted" for run in self.runs.values())
 
     def done(self) -> float:
         """Epochs of all runs, in full of those to which none will be added."""
