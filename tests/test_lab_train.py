@@ -154,7 +154,7 @@ def test_a_stopped_run_saves_and_ends_as_it_would_have(tmp_path: Path) -> None:
         run(spec, tmp_path / "stopped", CPU, stop_in_the_second_epoch)
     heard: list[Event] = []
     assert run(spec, tmp_path / "stopped", CPU, heard.append) == whole
-    assert heard[0].text == "goes on at epoch 1"
+    assert heard[0].text == "resumed at epoch 1"
     one, other = tmp_path / "whole" / spec.key, tmp_path / "stopped" / spec.key
     assert without_seconds(read_curve(one)) == without_seconds(read_curve(other))
     assert (one / "stepsizes.jsonl").read_text() == (other / "stepsizes.jsonl").read_text()
@@ -203,7 +203,7 @@ def test_going_on_with_another_number_of_threads_is_said(tmp_path: Path) -> None
     heard: list[Event] = []
     run(spec, tmp_path, replace(CPU, threads=2), heard.append)
     assert [event.text for event in heard if event.kind == "note"] == [
-        "goes on with other threads: 1 before, 2 now; its numbers may differ"
+        "resumed with other threads: 1 before, 2 now; its numbers may differ"
     ]
 
 
