@@ -162,8 +162,8 @@ def test_probe_stands_alone_or_before_a_number(words, every):
     assert call("train", *words, *QUICK).exit_code == 0
     (record,) = records()
     assert record.spec.probe_every == every
-    assert record.stepsizes_path.exists() == (every > 0)
-    assert every == 0 or record.stepsizes_path.read_text()
+    assert (record.path / "stepsizes.jsonl").exists() == (every > 0)
+    assert every == 0 or (record.path / "stepsizes.jsonl").read_text()
 
 
 def test_an_optimizer_of_ones_own_lies_where_one_works(folder):

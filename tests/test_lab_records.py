@@ -47,7 +47,7 @@ def test_a_finished_run_shows_its_spec_its_result_and_where_its_curve_ends(tmp_p
     assert (record.path, record.state, record.spec, record.result) == (path, "finished", SPEC, RESULT)
     assert (record.rows, read_curve(record.path)[-1], record.problem) == (2, {"epoch": 2, "loss": 0.5}, "")
     assert before < record.changed <= time.time() + 1
-    assert record.stepsizes_path.exists()
+    assert (record.path / "stepsizes.jsonl").exists()
     assert read_curve(path) == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
 
 

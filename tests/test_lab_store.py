@@ -93,7 +93,7 @@ def test_a_finished_run_is_not_written_again(folder):
         lambda: folder.begin_session({}),
         lambda: folder.finish(RESULT),
     ):
-        with pytest.raises(ValueError, match="has its result"):
+        with pytest.raises(ValueError, match="has a result"):
             write()
     assert folder.rows() == [{"epoch": 1, "loss": 1.0}]
 

@@ -132,13 +132,6 @@ def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
 def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:
     if not all(math.isfinite(row["loss"]) for row in rows):
         raise NotTimed(f"{spec.experiment}, {spec.method}: the loss is not finite")
-    return Timing(
-        spec.experiment,
-        spec.method,
-        spec.precision,
-        spec.compiled,
-        jobs,
-        rows[0]["step"] // rows[0]["epoch"],
-        tuple(row["seconds"] for row in rows),
-        tuple(row["eval_seconds"] for row in rows),
-    )
+    seconds, eval_seconds = (tuple(row[key] for row in rows) for key in ("seconds", "eval_seconds"))
+    steps = rows[0]["step"] // rows[0]["epoch"]
+    return Timing(spec.experiment, spec.method, spec.precision, spec.compiled, jobs, steps, seconds, eval_seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 #: Stops that are entered, the innermost last.
@@ -50,9 +49,7 @@ class Stop:
         _entered.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.remove(self)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

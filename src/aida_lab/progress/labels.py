@@ -30,19 +30,12 @@ def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
     """A distinct label for each run, by key."""
     specs = list(specs)
     others = [name for name in _OTHERS if len({getattr(spec, name) for spec in specs}) > 1]
-    return {
-        spec.key: " ".join(
-            part
-            for part in (
-                spec.method,
-                settings_in_words(differing(spec)),
-                settings_in_words({name: getattr(spec, name) for name in others}),
-                f"seed {spec.seed}",
-            )
-            if part
-        )
-        for spec in specs
-    }
+    found = {}
+    for spec in specs:
+        shared = settings_in_words({name: getattr(spec, name) for name in others})
+        parts = (spec.method, settings_in_words(differing(spec)), shared, f"seed {spec.seed}")
+        found[spec.key] = " ".join(filter(None, parts))
+    return found
 
 
 def value_in_words(value: Any) -> str:

@@ -63,7 +63,7 @@ def save_checkpoint(folder: Path, content: Mapping[str, Any], step: int) -> None
             sync_folder(folder.parent)
     with SideFile(folder / f"{step:08d}") as side:
         torch.save(dict(content), cast("IO[bytes]", side))
-        side.publish(f"{step:08d}-{side.digest[:16]}.pt")
+        side.publish(f"{step:08d}-{side.sha256.hexdigest()[:16]}.pt")
     with writing(folder):
         for file in checkpoint_files(folder)[_KEPT:]:
             file.path.unlink()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from aida_lab.runs.archives import PACKED_LIMIT, SUFFIX, unpack
@@ -81,7 +80,7 @@ class SideFile:
         self._path = path
         self._side = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
         self._failure: BaseException | None = None
-        self._sha256 = hashlib.sha256()
+        self.sha256 = hashlib.sha256()  #: of what was written
         self.size = 0
         with writing(path):
             self._side.unlink(missing_ok=True)  # of a killed process with the same id, or a link
@@ -93,7 +92,7 @@ class SideFile:
         self.size += len(view)
         if self._failure is None:
             try:
-                self._sha256.update(view)
+                self.sha256.update(view)
                 _write_all(self._file.fileno(), view)
             except BaseException as failure:
                 self._failure = failure
@@ -101,11 +100,6 @@ class SideFile:
 
     def flush(self) -> None:
         """Required by torch.save; nothing is buffered here."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of what was written."""
-        return self._sha256.hexdigest()
 
     def publish(self, name: str | None = None) -> None:
         """Sync it and rename it to ``path``, or to ``name`` in the same folder."""
@@ -128,9 +122,7 @@ class SideFile:
     def __enter__(self) -> SideFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._discard()
 
 
@@ -154,32 +146,26 @@ def remove_leftovers(folder: Path) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line, or nothing if there is no space for all of it."""
     content = (line + "\n").encode()
-    with writing(path, len(content)):
-        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with writing(path, len(content)), open(open_regular(path, flags), "ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
         try:
-            before = os.fstat(descriptor).st_size
-            try:
-                _write_all(descriptor, memoryview(content))
-            except BaseException:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+            _write_all(file.fileno(), memoryview(content))
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
 
 
 def sync(path: Path) -> int:
     """Flush a file to the disk; returns its length, 0 if it does not exist."""
     with writing(path):
         try:
-            descriptor = open_regular(path, os.O_RDWR)
+            with open(open_regular(path, os.O_RDWR), "rb+") as file:
+                os.fsync(file.fileno())
+                return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
-        try:
-            os.fsync(descriptor)
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ import socket
 import time
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 
 from aida_lab.runs.files import StoreError, one_line, open_regular, writing
@@ -41,7 +40,6 @@ class Lock:
                 raise RunBusyError(f"{path.parent} is being trained by {_holder(path)}")
             time.sleep(0.01)
         self._path, self._descriptor = path, descriptor
-        _let_go_in_forks()
         _mine.add(descriptor)
         since = datetime.now(timezone.utc).isoformat()
         self._text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode()
@@ -80,17 +78,12 @@ def is_held(path: Path) -> bool:
     try:
         import fcntl
 
-        descriptor = open_regular(path)
-    except (ImportError, OSError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(open_regular(path), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
+    except (ImportError, OSError):  # no such file, or no locks here
+        pass
     return False
 
 
@@ -128,13 +121,12 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-@cache
-def _let_go_in_forks() -> None:
-    """Forks, such as the workers of a DataLoader, must not keep the lock of a holder that was killed."""
-    os.register_at_fork(after_in_child=_close_inherited)
-
-
 def _close_inherited() -> None:
+    """Forks, such as the workers of a DataLoader, must not keep the lock of a holder that was killed."""
     for descriptor in _mine:
         os.close(descriptor)
     _mine.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

@@ -106,10 +106,10 @@ def read_run(path: Path) -> RunRecord:
         spec = _spec_of(path, held)
         result = read_result(path)  # before the curve, which is complete if there is a result
         failed = read_object(path / FAILED)
-        rows, torn = _rows_of(path)
+        rows, torn = read_rows(path)
         if result is not None:
             state = result["state"]
-            _check_complete(path, spec, result, rows, torn)
+            check_complete(path, spec, result, rows, torn)
         elif held:
             state = "running"
         elif failed is not None:
@@ -123,7 +123,7 @@ def read_run(path: Path) -> RunRecord:
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
     """The rows of a run's curve. An incomplete last line is being written, or was cut off, and is ignored."""
-    return _rows_of(path)[0]
+    return read_rows(path)[0]
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ def _spec_of(path: Path, held: bool) -> RunSpec | None:
     return spec
 
 
-def _rows_of(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The rows of the curve, and whether an incomplete line follows them."""
     content = read_regular(path / CURVE, CURVE_LIMIT)
     if content is None:
@@ -188,14 +188,10 @@ def _is_row(line: bytes) -> bool:
         return False
 
 
-def check_complete(path: Path, spec: RunSpec, result: Mapping[str, Any]) -> None:
-    """StoreError if the curve of a run that ended is incomplete, or does not give its result."""
-    _check_complete(path, spec, result, *_rows_of(path))
-
-
-def _check_complete(
+def check_complete(
     path: Path, spec: RunSpec | None, result: Mapping[str, Any], rows: list[dict[str, Any]], torn: bool
 ) -> None:
+    """StoreError if the curve of a run that ended is incomplete, or does not give its result."""
     if result["state"] == "finished":
         if len(rows) != result.get("epochs"):
             counted = one_line(ascii(result.get("epochs")), 40)

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from aida_lab.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -48,6 +47,7 @@ from aida_lab.runs.records import (
     check_complete,
     read_curve,
     read_result,
+    read_rows,
     read_run,
     read_sessions,
     scan,
@@ -56,20 +56,9 @@ from aida_lab.spec import RunSpec
 
 #: Includes the readers in aida_lab.runs.records.
 __all__ = [
-    "DONE",
-    "RunBusyError",
-    "RunFolder",
-    "RunLostError",
-    "RunRecord",
-    "State",
-    "StoreError",
-    "read_curve",
-    "read_result",
-    "read_run",
-    "read_sessions",
-    "scan",
-    "writing",
-]
+    "DONE", "RunBusyError", "RunFolder", "RunLostError", "RunRecord", "State", "StoreError",
+    "read_curve", "read_result", "read_run", "read_sessions", "scan", "writing",
+]  # fmt: skip
 
 
 class RunFolder:
@@ -103,7 +92,7 @@ class RunFolder:
             _keep_spec(path / SPEC, spec, written)
             if result is not None:
                 try:
-                    check_complete(path, spec, result)
+                    check_complete(path, spec, result, *read_rows(path))
                 except StoreError as error:
                     raise StoreError(f"{error}. Remove {path}, and the same command trains the run again") from None
         except BaseException:
@@ -118,11 +107,6 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result that :meth:`finish` wrote, in this process or an earlier one; None before."""
         return self._result
-
-    @property
-    def stepsizes_path(self) -> Path:
-        """The file of the stepsize probe. Open it after :meth:`load`, which may shorten it."""
-        return self.path / STEPSIZES
 
     def sessions(self) -> list[dict[str, Any]]:
         """The environments of the processes that trained the run before, in their order."""
@@ -215,9 +199,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_unfinished(self) -> None:

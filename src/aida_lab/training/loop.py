@@ -19,7 +19,7 @@ from aida_lab.task import Setting
 from aida_lab.training.environment import choose_device, set_up
 from aida_lab.training.optimizers import LearningRate, build, can_be_captured
 from aida_lab.training.options import Options
-from aida_lab.training.steps import GraphSteps, PlainSteps, Steps
+from aida_lab.training.steps import GraphSteps, PlainSteps
 from aida_lab.training.switching import Switching, as_asgd
 
 #: Called after every step. An exception from it interrupts the epoch.
@@ -57,7 +57,7 @@ class Training:
             name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
-        self.steps: Steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
+        self.steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
 
     def _switch(self, at: int) -> None:
         self._schedule = Restarted(self._schedule, at)
@@ -66,12 +66,8 @@ class Training:
     def _captures(self, asked: bool | None) -> bool:
         possible = self.device.type == "cuda" and can_be_captured(self.spec)
         if asked and not possible:
-            reason = (
-                "needs a CUDA device"
-                if self.device.type != "cuda"
-                else f"needs an optimizer with capturable=True, which {self.spec.optimizer} does not have"
-            )
-            raise ValueError(f"--graph {reason}; without --graph, steps are not captured")
+            found = f"{self.spec.optimizer} on {self.device.type}"
+            raise ValueError(f"--graph needs a capturable optimizer on cuda, and this is {found}; leave --graph out")
         return possible if asked is None else asked
 
     @property

@@ -21,6 +21,7 @@ from aida_lab import distributed
 from aida_lab.events import Event, Kind, Listener
 from aida_lab.experiments import find_experiment
 from aida_lab.runs.checks import best_and_last
+from aida_lab.runs.records import STEPSIZES
 from aida_lab.runs.store import RunFolder, writing
 from aida_lab.spec import Metric, RunSpec
 from aida_lab.stopping import Stop
@@ -148,7 +149,7 @@ class _Run:
         except TypeError as error:
             self._say("note", text=f"no stepsizes are recorded: {error}")
             return
-        path = folder.stepsizes_path
+        path = folder.path / STEPSIZES
         log = JsonLines(path)
         board = TensorBoard(folder.path / "tensorboard") if self._options.tensorboard else None
 

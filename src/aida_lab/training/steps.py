@@ -31,7 +31,10 @@ class PlainSteps:
         self._task, self._optimizers = task, optimizers
 
     def __call__(self, kind: str, batch: tuple[Tensor, ...]) -> Tensor:
-        return _plain_step(self._task, kind, batch, self._optimizers)
+        with warnings.catch_warnings():
+            # torch warns if a capturable optimizer is not captured: it will be, or it must give the same bits
+            warnings.filterwarnings("ignore", message=".*capturable=True.*")
+            return self._task.step(kind, batch, self._optimizers)
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class _Capture:
     grads: list[tuple[Tensor, Tensor | None]]
 
 
-class GraphSteps:
+class GraphSteps(PlainSteps):
     """Each kind of step captured once and replayed: the host launches one graph instead of hundreds of kernels."""
 
     name = "graph"
 
     def __init__(self, task: Task, optimizers: Mapping[str, Optimizer]) -> None:
-        self._task, self._optimizers = task, optimizers
+        super().__init__(task, optimizers)
         self._captures: dict[str, _Capture] = {}
         self._taken: Counter[str] = Counter()
         self._last: _Capture | None = None
@@ -61,7 +64,7 @@ class GraphSteps:
             if self._taken[kind] < PLAIN_STEPS:
                 self._taken[kind] += 1
                 self._last = None
-                return _plain_step(self._task, kind, batch, self._optimizers)
+                return super().__call__(kind, batch)
             capture = self._captures[kind] = self._capture(kind, batch)
         torch._foreach_copy_(capture.inputs, batch)
         if capture is not self._last:  # .grad shows the gradients of this step
@@ -80,13 +83,3 @@ class GraphSteps:
             p for optimizer in self._optimizers.values() for group in optimizer.param_groups for p in group["params"]
         ]
         return _Capture(graph, inputs, loss, [(p, p.grad) for p in params])
-
-
-Steps = PlainSteps | GraphSteps
-
-
-def _plain_step(task: Task, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
-    with warnings.catch_warnings():
-        # torch warns if a capturable optimizer is not captured: it will be, or it must give the same bits
-        warnings.filterwarnings("ignore", message=".*capturable=True.*")
-        return task.step(kind, batch, optimizers)
