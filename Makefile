@@ -20,7 +20,7 @@ test: $(INSTALLED)
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
 
-# Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
+# Tests with Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 
@@ -37,7 +37,7 @@ test-asan: $(INSTALLED)
 	    -k 'not reference and not foreach' tests/test_cpu_backend.py tests/test_memory_safety.py \
 	    tests/test_between_steps.py tests/test_changed_models.py tests/test_moved_state.py tests/test_scales.py
 
-# Needs a CUDA device and a torch that sees it: PYTHON_GPU names the interpreter that has one.
+# Needs a CUDA device. PYTHON_GPU is the interpreter whose torch sees it.
 PYTHON_GPU ?= $(PYTHON)
 test-gpu:
 	PYTHONPATH=src:benchmarks $(PYTHON_GPU) -m pytest -m gpu

@@ -94,7 +94,7 @@ def test_an_optimizer_with_runs_as_two_methods_must_be_named_in_full(runs):
     write(runs, "digits", {"aida-k1": [97.0]})
     found = call("compare", "aida", "sgd")
     assert found.exit_code == 2
-    assert "no runs of 'aida' in runs; it is aida-k1 or aida-k2" in found.output
+    assert "'aida' is ambiguous: there are runs of aida-k1 and aida-k2; name one of them" in found.output
     assert "not tested: n=1, no test" in call("compare", "aida-k1", "sgd").output
 
 

@@ -53,9 +53,10 @@ def _method(name: str, runs: tuple[Run, ...], roots: list[Path]) -> str:
     """The method of that name. The name of an optimizer is enough if its runs are all of one method."""
     known = sorted({run.spec.method for run in runs})
     found = [name] if name in known else sorted({run.spec.method for run in runs if run.spec.optimizer == name})
-    if len(found) != 1:
-        known_as = f"it is {' or '.join(found)}" if found else f"there are runs of {', '.join(known) or 'nothing'}"
-        fail(f"no runs of {name!r} in {', '.join(map(str, roots))}; {known_as}")
+    if len(found) > 1:
+        fail(f"{name!r} is ambiguous: there are runs of {' and '.join(found)}; name one of them")
+    if not found:
+        fail(f"no runs of {name!r} in {', '.join(map(str, roots))}; there are runs of {', '.join(known) or 'nothing'}")
     return found[0]
 
 

@@ -59,13 +59,19 @@ def means_of(runs: Iterable[tuple[RunRecord, Measured]]) -> list[Mean]:
 
 
 def draw_means(means: Sequence[Mean]) -> None:
-    """Print a table with one row per configuration. Columns that say nothing are left out."""
+    """Print a table with one row per configuration if one has a finished run. Empty columns are left out."""
     from aida_lab.progress.labels import labels
 
-    named = labels(mean.spec for mean in means)
-    several = len({mean.spec.experiment for mean in means}) > 1
+    if not any(mean.best for mean in means):
+        return
+    names = {mean.spec.experiment for mean in means}
+    named = {
+        key: label
+        for name in names
+        for key, label in labels(mean.spec for mean in means if mean.spec.experiment == name).items()
+    }
     columns = {
-        "experiment": [mean.spec.experiment if several else "" for mean in means],
+        "experiment": [mean.spec.experiment if len(names) > 1 else "" for mean in means],
         "method": [named[mean.spec.key].removesuffix(" seed 0") for mean in means],
         "metric": [mean.metric for mean in means],
         "best epoch: mean ± std": [mean_in_words(mean.best) for mean in means],

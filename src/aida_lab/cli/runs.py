@@ -64,8 +64,7 @@ def list_runs(
         typer.echo(json_text(found, indent=2))
         return
     _draw(found)
-    if means:
-        draw_means(means)
+    draw_means(means)
     console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
