@@ -162,8 +162,8 @@ def test_probe_stands_alone_or_before_a_number(words, every):
     assert call("train", *words, *QUICK).exit_code == 0
     (record,) = records()
     assert record.spec.probe_every == every
-    assert record.stepsizes_path.exists() == (every > 0)
-    assert every == 0 or record.stepsizes_path.read_text()
+    assert (record.path / "stepsizes.jsonl").exists() == (every > 0)
+    assert every == 0 or (record.path / "stepsizes.jsonl").read_text()
 
 
 def test_an_optimizer_of_ones_own_lies_where_one_works(folder):
@@ -282,11 +282,11 @@ def test_ctrl_c_saves_and_the_same_words_go_on(folder):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "saved; the same command goes on from there" in said
+    assert "saved; the same command resumes it" in said
     (record,) = records()
     assert record.state == "stopped"
     again = subprocess.Popen([*words, "--epochs", "100000"], stdout=subprocess.PIPE, text=True, env=here)
-    assert again.stdout.readline().startswith("aida-k2 seed 0: started, goes on at epoch")
+    assert again.stdout.readline().startswith("aida-k2 seed 0: started, resumed at epoch")
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
     assert again.returncode == 130

@@ -90,7 +90,7 @@ def test_an_edited_optimizer_is_trained_again_and_said_to_be(folder, file):
     found = call("train", "digits", "--optimizer", "own:Own", *QUICK)
     assert found.exit_code == 0, found.output
     assert "own:Own was changed since (sha256 " in found.output
-    assert f"trained again, and what was there is in {before.path / 'before'}" in found.output
+    assert f"trained again; the earlier files are in {before.path / 'before'}" in found.output
     (after,) = scan("runs")
     assert (after.path, after.state) == (before.path, "finished"), "the name is as before"
     first, second = (each["source"] for each in read_sessions(after.path))
@@ -257,7 +257,7 @@ def test_going_on_under_another_torch_code_or_device_is_kept_and_said(folder, mo
     assert "changed" not in first
     assert list(second["changed"]) == [name]
     (note,) = [event.text for event in heard if event.kind == "note"]
-    assert note.startswith(f"goes on with other {name}: ")
+    assert note.startswith(f"resumed with other {name}: ")
     assert note.endswith(f"{second['changed'][name][1]} now; its numbers may differ")
 
 
@@ -285,6 +285,6 @@ def test_a_checkpoint_of_another_seed_does_not_end_up_in_a_result(folder):
     ours, theirs = (folder / spec.key / "checkpoints" for spec in specs)
     shutil.rmtree(ours)
     shutil.copytree(theirs, ours)
-    with pytest.raises(StoreError, match=f"it is of run {specs[1].key}, and this is {specs[0].key}"):
+    with pytest.raises(StoreError, match=f"it belongs to run {specs[1].key}, and this is {specs[0].key}"):
         run(specs[0], folder, CPU)
     assert read_run(folder / specs[0].key).state == "stopped"

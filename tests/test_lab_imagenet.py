@@ -353,7 +353,7 @@ def test_one_process_alone_is_the_main_one_and_changes_nothing() -> None:
     assert distributed.join(torch.device("cpu")) == torch.device("cpu")
     assert (distributed.rank(), distributed.world(), distributed.is_main()) == (0, 1, True)
     distributed.barrier()
-    distributed.take_from_main([value])
+    distributed.broadcast_tensors([value])
     assert distributed.mean(distributed.total(value)) is value
     assert value.tolist() == [1.0, 2.0]
 

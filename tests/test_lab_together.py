@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from aida_lab import stopping
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
@@ -152,12 +152,26 @@ def test_checkpoints_of_a_finished_run_that_a_kill_left_are_removed(tmp_path):
 # --- stopping
 
 
-def test_a_stop_is_known_while_it_is_entered():
-    with Stop() as outer, Stop():
-        assert not stopping.asked()
+def test_a_stop_holds_for_those_entered_inside_it_and_for_no_other():
+    with Stop() as outer, Stop() as inner:
+        assert not inner.asked
         outer.ask()
-        assert stopping.asked()
-    assert not stopping.asked()
+        assert inner.asked
+    with Stop() as inner, Stop() as later:
+        later.ask()
+        assert not inner.asked
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_all_nested_stops_once_and_the_second_aborts(number):
+    before, told = signal.getsignal(number), []
+    with Stop(lambda: told.append("asked")) as outer, Stop() as inner:
+        os.kill(os.getpid(), number)
+        assert (outer.signal, inner.asked, outer.urgent, told) == (number, True, False, ["asked"])
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert outer.urgent
+    assert signal.getsignal(number) == before
 
 
 def test_a_run_begun_after_a_stop_was_asked_saves_itself_at_once(tmp_path: Path):

@@ -61,9 +61,11 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
 
 
 def require_runs(folders: Iterable[Path]) -> None:
-    """End the command if one of them is not a folder."""
+    """End the command if one of them is neither a folder nor an archive of runs."""
+    from aida_lab.runs.records import holds_runs
+
     for folder in folders:
-        if not folder.is_dir():
+        if not holds_runs(folder):
             fail(f"no runs at {folder}: it is not a folder; aida train EXPERIMENT writes runs, by default into runs")
 
 

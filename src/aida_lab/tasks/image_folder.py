@@ -79,7 +79,7 @@ class ImageFolders:
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
-        distributed.take_from_main(self._model.buffers())
+        distributed.broadcast_tensors(self._model.buffers())
         self._model.eval()
         count = whole = len(self._folders["val"])
         if self._spec.limit is not None:
