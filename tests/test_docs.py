@@ -194,6 +194,28 @@ def test_the_recipe_for_language_learns_and_needs_its_small_eps() -> None:
     assert 2 * as_printed < with_large_eps
 
 
+# -- CONTRIBUTING ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("src/aida/rule.py", "mutual_projections"),
+        ("src/aida/backends/triton.py", "reduce"),
+        ("src/aida/backends/triton.py", "apply"),
+        ("src/aida/baselines/adam_plus.py", "ENTRIES"),
+        ("src/aida_lab/experiments/digits.py", "EXPERIMENTS"),
+        ("src/aida_lab/task.py", "Task"),
+    ],
+)
+def test_the_answers_for_contributors_name_what_is_there(path: str, name: str) -> None:
+    answers = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"]({path})" in answers
+    assert re.search(rf"`{name}\b", answers)
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert re.search(rf"^(?:    )?(?:def |class )?{name}\b", source, flags=re.MULTILINE)
+
+
 # -- explain -----------------------------------------------------------------------------------------
 
 
