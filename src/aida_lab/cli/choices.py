@@ -61,9 +61,11 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
 
 
 def require_runs(folders: Iterable[Path]) -> None:
-    """End the command if one of them is not a folder."""
+    """End the command if one of them is neither a folder nor an archive of runs."""
+    from aida_lab.runs.records import holds_runs
+
     for folder in folders:
-        if not folder.is_dir():
+        if not holds_runs(folder):
             fail(f"no runs at {folder}: it is not a folder; aida train EXPERIMENT writes runs, by default into runs")
 
 
@@ -82,11 +84,11 @@ def require_writable(out: Path) -> None:
 @contextmanager
 def words_checked() -> Iterator[None]:
     """End the command if a setting, a seed or a name in this block is invalid."""
-    from aida_lab.parsing import SettingError
+    from aida_lab.parsing import UsageError
 
     try:
         yield
-    except SettingError as error:
+    except UsageError as error:
         fail(str(error))
     except LookupError as error:
         fail(str(error.args[0]))

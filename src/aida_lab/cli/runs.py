@@ -141,9 +141,11 @@ def collect_runs(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="Folder for the records; created if missing.")] = Path("results"),
 ) -> None:
-    """Copy the records of finished runs into one folder: spec, environment, curve, stepsizes and result, no weights.
+    """Collect the records of finished runs in one compressed file per experiment: OUT/EXPERIMENT.tar.xz.
 
-    Records that are already in the folder are kept, so you can collect from several machines one after another.
+    A record is the spec, environment, curve, stepsizes and result of a run, without weights. aida runs, report and
+    stepsizes read OUT like a folder of runs; tar xf gives the folders. Records that are already there are kept, so
+    you can collect from several machines one after another.
     """
     from aida_lab.runs.collecting import collect
     from aida_lab.runs.files import StoreError, one_line

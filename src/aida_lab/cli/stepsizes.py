@@ -59,11 +59,12 @@ def stepsizes(
 
 def _expanded(given: Path) -> list[Path]:
     """The run itself, or one run per method of a folder of runs."""
-    if not given.is_dir() or os.path.lexists(given / _FILE):
-        return [given]
-    from aida_lab.runs.store import scan
+    from aida_lab.runs.files import file_exists
+    from aida_lab.runs.records import holds_runs, scan
 
-    recorded = [each for each in scan(given) if each.spec is not None and os.path.lexists(each.path / _FILE)]
+    if not holds_runs(given) or os.path.lexists(given / _FILE):
+        return [given]
+    recorded = [each for each in scan(given) if each.spec is not None and file_exists(each.path / _FILE)]
     if not recorded:
         fail(f"no stepsizes in {given}: a run records them if it is trained with aida train EXPERIMENT --probe")
     specs = {each.path: each.spec for each in recorded if each.spec is not None}
@@ -93,15 +94,16 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
 def _read(run: Path) -> StepsizeLog | str:
     """The records of a run, or why there are none."""
     from aida_lab.report.stepsize_figures import read_stepsizes
-    from aida_lab.runs.files import StoreError, one_line
+    from aida_lab.runs.files import StoreError, is_archive, one_line
 
-    if not os.path.lexists(run):
+    archived = is_archive(run.parent)
+    if not archived and not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/{_FILE}"))
         here = sorted({found.parent for found in below})[:20]
         known = f"; runs below this folder: {', '.join(map(str, here))}" if here else ""
         fail(f"no stepsizes at {run}: it does not exist; expected a folder with {_FILE}, or such a file{known}")
     try:
         # a link that the user names is followed, a link in a run's folder is not
-        return read_stepsizes(run / _FILE if os.path.isdir(run) else Path(os.path.realpath(run)))
+        return read_stepsizes(run / _FILE if archived or run.is_dir() else Path(os.path.realpath(run)))
     except (StoreError, ValueError) as error:
         return one_line(error)
