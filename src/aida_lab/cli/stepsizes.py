@@ -76,7 +76,7 @@ def _expanded(given: Path) -> list[Path]:
         by_method.setdefault(spec.method, path)
     shown = list(by_method.values())[:_COLUMNS]
     if len(shown) < len(recorded):
-        said = f"{given}: shows {len(shown)} of {len(recorded)} runs, the lowest seed of each method"
+        said = f"{given}: shows {len(shown)} of {len(recorded)} runs, one per method and at most {_COLUMNS}"
         say(f"{said}; name the folders of runs to see others")
     return shown
 
