@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from aida_lab.cli import app
 from aida_lab.data import local, sets
 from aida_lab.experiments import find_experiment
-from aida_lab.external import outside, source_of
-from aida_lab.request import Order
+from aida_lab.external import import_optimizer, source_of
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import StoreError, read_run, read_sessions, scan
 from aida_lab.training import environment
 from aida_lab.training import run as train
@@ -109,7 +109,7 @@ def test_what_was_trained_before_sources_were_kept_counts_as_it_is(folder):
 
 def test_a_run_that_was_stopped_does_not_go_on_with_an_edited_optimizer(folder):
     forget()
-    spec = Order(find_experiment("digits"), ("own:Own",), {"lr": 0.01}, epochs=3).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("own:Own",), {"lr": 0.01}, epochs=3).specs()[0]
 
     def stop(event):
         if event.kind == "epoch" and event.epoch == 1:
@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_imported_is_one_line(folder, text):
 def test_a_file_where_one_works_takes_no_other_modules_place(folder, monkeypatch):
     (folder / "wave.py").write_text("raise RuntimeError('the user has a wave.py, too')")
     monkeypatch.delitem(sys.modules, "wave", raising=False)
-    outside("own:Own")
+    import_optimizer("own:Own")
     import wave
 
     assert wave.__file__ != str(folder / "wave.py")
@@ -246,7 +246,7 @@ def stopped(spec, out):
     ],
 )
 def test_going_on_under_another_torch_code_or_device_is_kept_and_said(folder, monkeypatch, name, changed):
-    spec = Order(find_experiment("digits"), ("sgd",), epochs=2).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("sgd",), epochs=2).specs()[0]
     monkeypatch.setattr(environment, "_commit", lambda: "this commit")
     stopped(spec, folder)
     describe = environment.describe
@@ -262,7 +262,7 @@ def test_going_on_under_another_torch_code_or_device_is_kept_and_said(folder, mo
 
 
 def test_a_run_that_begins_anew_has_changed_nothing(folder, monkeypatch):
-    spec = Order(find_experiment("digits"), ("sgd",), epochs=1).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("sgd",), epochs=1).specs()[0]
     with train.RunFolder.open(folder, spec) as begun:
         begun.begin_session({"git": "another commit"})
     run(spec, folder, CPU)
@@ -279,7 +279,7 @@ def test_threads_change_nothing_on_a_gpu_and_odd_sessions_break_nothing():
 
 
 def test_a_checkpoint_of_another_seed_does_not_end_up_in_a_result(folder):
-    specs = [Order(find_experiment("digits"), ("sgd",), epochs=2, seeds=(seed,)).specs()[0] for seed in (0, 1)]
+    specs = [RunRequest(find_experiment("digits"), ("sgd",), epochs=2, seeds=(seed,)).specs()[0] for seed in (0, 1)]
     for spec in specs:
         stopped(spec, folder)
     ours, theirs = (folder / spec.key / "checkpoints" for spec in specs)

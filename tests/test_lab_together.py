@@ -15,7 +15,7 @@ import torch
 
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import RunFolder, read_curve, read_run, scan
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
@@ -89,7 +89,7 @@ def test_two_identical_commands_at_once_both_end_well(tmp_path):
 
 
 def digits(seed=0):
-    return Order(find_experiment("digits"), ("sgd",), seeds=(seed,), epochs=6).specs()[0]
+    return RunRequest(find_experiment("digits"), ("sgd",), seeds=(seed,), epochs=6).specs()[0]
 
 
 def test_a_folder_removed_under_a_run_is_left_to_the_next(tmp_path):
@@ -123,7 +123,7 @@ def test_a_step_that_wants_to_end_the_process_fails_its_run_alone(tmp_path, monk
         raise error
 
     monkeypatch.setattr(torch.optim.Adam, "step", end)
-    broken = Order(find_experiment("digits"), ("adam",), epochs=1).specs()[0]
+    broken = RunRequest(find_experiment("digits"), ("adam",), epochs=1).specs()[0]
     ended = list(Jobs(tmp_path, CPU).work([broken, digits()], lambda event: None, Stop()))
     assert [each.state for each in ended] == ["failed", "finished"]
     assert ended[0].error.startswith(type(error).__name__)

@@ -58,7 +58,7 @@ class Aida(Optimizer):
         projections: how many mutual projections, the paper's K; 0 is AdaBelief without its outer eps.
         xi: keeps a projection onto a zero vector defined.
         decoupled_weight_decay: True shrinks the weights directly, as AdamW does. False adds the decay to the
-            gradient (L2), as Adam and the authors' code do; the paper's values (5e-4 on CIFAR) are meant so.
+            gradient (L2), as Adam and the authors' code do; the paper's values are meant so.
         clip_norm: clip the global gradient norm inside the step, as ``clip_grad_norm_`` before it would. The norm is
             that of this optimizer's gradients. If several optimizers share a model (one per parameter in backward
             hooks, ``ZeroRedundancyOptimizer``, CPU offload), each would clip by its own norm: leave None there, and

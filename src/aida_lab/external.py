@@ -1,4 +1,4 @@
-"""Optimizers that are not of the catalog: any class that ``module:Class`` names."""
+"""Optimizers outside the catalog: any class given as ``module:Class``."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-def outside(name: str) -> type[Any]:
-    """The class that ``module:Class`` names; LookupError if there is none.
+def import_optimizer(name: str) -> type[Any]:
+    """Import the class given as ``module:Class``; LookupError if there is none.
 
-    The module may be a file of the folder one works in, which takes the place of no other module.
+    The module may be a file in the current folder. It does not shadow an installed module.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a file of the user's own may raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise LookupError(
-            f"{name!r} cannot be imported ({said}); write it as module:Class, torch.optim:NAdam say"
+            f"{name!r} cannot be imported ({said}); write it as module:Class, for example torch.optim:NAdam"
         ) from None
     if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
+        raise LookupError(f"{name!r} is a {type(found).__name__}, not an optimizer class")
     if not issubclass(found, Optimizer):
-        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
+        raise LookupError(f"{name!r} is not a subclass of torch.optim.Optimizer")
     return found
 
 
 @cache
 def source_of(name: str) -> str | None:
-    """What tells the code of ``module:Class`` from an edited one: a checksum, or the version of an installed package.
+    """Identify the version of the code of ``module:Class``: a checksum, or the version of an installed package.
 
-    The checksum is over the class's file and the files of the user's own that it imports; None if none can be read.
+    The checksum covers the class's file and the user's files that it imports. None if neither is available.
     """
-    kind = outside(name)
+    kind = import_optimizer(name)
     files: dict[str, bytes] = {}
     for module in (name.partition(":")[0], *(each.__module__ for each in kind.__mro__)):
         _gather(module, files)
     if files:
         return "sha256 " + hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
     packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0])
-    # without the build, +cu126 say
+    # without the build, such as +cu126
     return f"{packages[0]} {metadata.version(packages[0]).partition('+')[0]}" if packages else None
 
 
@@ -89,7 +89,7 @@ def _imported(text: bytes, package: str) -> Iterator[str]:
 def _own_file(name: str) -> Path | None:
     """The file of a module of the user's own; None for any other."""
     top = name.partition(".")[0]
-    if top in {"", "aida", "torch", *sys.stdlib_module_names}:
+    if top in {"", "aida", "aida_lab", "torch", *sys.stdlib_module_names}:
         return None
     path = None
     try:

@@ -21,7 +21,7 @@ from aida_lab.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Setting:
+class TaskContext:
     """What a task is built from."""
 
     spec: RunSpec

@@ -45,8 +45,8 @@ def bench_train(
     from aida_lab import bench
     from aida_lab.data import DataError
     from aida_lab.experiments import find_experiment
-    from aida_lab.parsing import SettingError
-    from aida_lab.request import Order
+    from aida_lab.parsing import UsageError
+    from aida_lab.request import RunRequest
     from aida_lab.training.environment import choose_device, describe
     from aida_lab.training.options import Options
 
@@ -63,7 +63,7 @@ def bench_train(
                 status.update(Text(text))  # as text: the name of a class is not markup
 
             for name in experiments or ["vgg11-cifar10"]:
-                specs = Order(
+                specs = RunRequest(
                     find_experiment(name),
                     tuple(optimizer or _METHODS),
                     device=where.type,
@@ -77,7 +77,7 @@ def bench_train(
                     timings += found
                 else:
                     timings += [bench.at_once(spec, jobs, epochs, options, show) for spec in specs]
-    except (LookupError, SettingError, DataError, ValueError, bench.NotTimed) as error:
+    except (LookupError, UsageError, DataError, ValueError, bench.NotTimed) as error:
         fail(str(error.args[0]) if error.args else str(error))
     text = bench.as_markdown(timings)
     print(text)

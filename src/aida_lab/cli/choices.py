@@ -84,11 +84,11 @@ def require_writable(out: Path) -> None:
 @contextmanager
 def words_checked() -> Iterator[None]:
     """End the command if a setting, a seed or a name in this block is invalid."""
-    from aida_lab.parsing import SettingError
+    from aida_lab.parsing import UsageError
 
     try:
         yield
-    except SettingError as error:
+    except UsageError as error:
         fail(str(error))
     except LookupError as error:
         fail(str(error.args[0]))

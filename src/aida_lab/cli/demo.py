@@ -32,11 +32,11 @@ def demo(
     say(f"Training digits with {len(METHODS)} methods and 3 seeds each, then writing a report. All files go to {out}")
     load_torch()
     from aida_lab.experiments import find_experiment
-    from aida_lab.request import Order
+    from aida_lab.request import RunRequest
     from aida_lab.training.options import Options
     from aida_lab.workers.jobs import cores
 
-    order = Order(find_experiment("digits"), METHODS, seeds=(0, 1, 2), epochs=epochs, probe_every=None)
-    specs = order.specs()
+    request = RunRequest(find_experiment("digits"), METHODS, seeds=(0, 1, 2), epochs=epochs, probe_every=None)
+    specs = request.specs()
     leave(specs, *work(specs, out / "runs", Options(device="cpu"), jobs or min(cores(), 8)))
     report([out / "runs"], out=out / "report")

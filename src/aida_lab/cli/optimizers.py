@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aida_lab.cli.printing import console, fail, table, values_in_words
 
+if TYPE_CHECKING:
+    from aida.catalog import Entry
+
 
 def list_optimizers(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Optimizers to describe in full, such as: aida adabelief-star.")
+        list[str] | None, typer.Argument(help="Optimizers to describe in full, for example: aida adabelief-star.")
     ] = None,
 ) -> None:
     """List the optimizers, with their update rules and papers.
@@ -29,12 +32,12 @@ def list_optimizers(
         drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
     console().print(drawn)
     console().print(
-        "aida list NAME shows one in full: defaults, what each experiment fixes and searches, where eps sits.",
+        "aida list NAME shows one in full: defaults, fixed and searched values per experiment, the place of eps.",
         style="dim",
     )
 
 
-def _found(name: str) -> Any:
+def _found(name: str) -> Entry:
     from aida.catalog import find
 
     try:
@@ -43,17 +46,17 @@ def _found(name: str) -> Any:
         fail(str(error.args[0]))
 
 
-def _describe(entry: Any) -> None:
-    from torch import nn
+def _describe(entry: Entry) -> None:
+    import torch
 
     drawn = table(f"{entry.title} ({entry.name})", "", "")
-    group = entry.build([nn.Parameter(nn.init.zeros_(nn.Linear(1, 1).weight))]).param_groups[0]
+    group = entry.build([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
     bound = entry.reading.bound(group)
     rows = {
         "update": entry.rule,
         "paper": str(entry.paper),
         "defaults": values_in_words(entry.defaults),
-        **(experiments := _by_experiment(entry)),
+        **(experiments := _by_experiment(entry.name)),
         "stepsize": entry.reading.about + ("" if bound is None else f"; at most {bound:.4g} with the defaults"),
         "eps": entry.reading.eps,
         "notes": entry.notes,
@@ -63,14 +66,18 @@ def _describe(entry: Any) -> None:
     console().print(drawn)
 
 
-def _by_experiment(entry: Any) -> dict[str, str]:
-    """What is fixed and what is searched, by experiment; experiments with the same values together."""
+def _by_experiment(optimizer: str) -> dict[str, str]:
+    """The fixed and the searched values per experiment; experiments with the same values share a row."""
+    from aida_lab.experiments import experiments
     from aida_lab.progress.labels import value_in_words
 
     names: dict[str, list[str]] = {}
-    for experiment in dict.fromkeys([*entry.tuned, *entry.searched]):
-        said = [values_in_words(entry.tuned.get(experiment, {}))]
-        for setting, values in entry.searched.get(experiment, {}).items():
-            said.append(f"searched: {setting} {', '.join(map(value_in_words, values))}")
-        names.setdefault("\n".join(filter(None, said)), []).append(experiment)
-    return {"\n".join(experiments): values for values, experiments in names.items() if values}
+    for experiment in experiments().values():
+        for method, tuning in experiment.tuning.items():
+            if method == optimizer or method.startswith(f"{optimizer}-k"):  # aida-k1 has values of its own
+                lines = [values_in_words(tuning.fixed)] if tuning.fixed else []
+                for name, values in tuning.searched.items():
+                    lines.append(f"searched: {name} {', '.join(map(value_in_words, values))}")
+                label = experiment.name if method == optimizer else f"{experiment.name} ({method})"
+                names.setdefault("\n".join(lines), []).append(label)
+    return {"\n".join(together): values for values, together in names.items()}

@@ -94,8 +94,8 @@ def search(
     before it stops. aida runs and aida report read these runs like any others.
     """
     load_torch()
-    from aida_lab.parsing import parse_seeds, parse_settings
-    from aida_lab.request import Order
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.request import RunRequest
     from aida_lab.runs.store import StoreError
     from aida_lab.search import pruning
     from aida_lab.search.plan import plan_of
@@ -116,9 +116,9 @@ def search(
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
     with choices.words_checked():
-        order = Order(
+        request = RunRequest(
             chosen,
-            given=parse_settings(settings or []),
+            given=parse_values(settings or []),
             seeds=(search_seed,),
             device=where,
             epochs=epochs,
@@ -131,7 +131,7 @@ def search(
         )
         plans = [
             plan_of(
-                order,
+                request,
                 name,
                 parse_sets(over or []),
                 seeds=parse_seeds(seeds),
@@ -200,7 +200,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
 
 def _report(found: Findings) -> None:
     """Print every configuration, the best marked, and the repetitions of the best."""
-    from aida_lab.parsing import as_typed
+    from aida_lab.parsing import as_assignments
     from aida_lab.progress.labels import value_in_words
 
     plan = found.plan
@@ -237,7 +237,7 @@ def _report(found: Findings) -> None:
         if spread is not None:
             say(f"{plan.method}, {name} epoch: {mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        instead = " ".join(f"--set {text}" for text in as_typed(following.configuration))
+        instead = " ".join(f"--set {text}" for text in as_assignments(following.configuration))
         say(f"the best configuration diverged in a repetition; to repeat the next best: {instead}")
 
 
@@ -247,9 +247,9 @@ def _summarise(found: Sequence[Findings]) -> None:
     from aida_lab.report import groups
 
     plan = found[0].plan
-    experiment = plan.order.experiment
+    experiment = plan.request.experiment
     departures = groups.Protocol.of(plan.repetition(plan.base, 0)).departures(experiment)
-    figures = {} if departures else experiment.figures(plan.base.variant)
+    figures = {} if departures else experiment.paper_results(plan.base.variant)
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"

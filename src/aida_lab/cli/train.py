@@ -226,11 +226,11 @@ def _check_log(log: str | None) -> None:
 
 
 def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:
-    from aida_lab.parsing import parse_seeds, parse_settings
-    from aida_lab.request import Order
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.request import RunRequest
 
     with choices.words_checked():
-        return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
+        return RunRequest(chosen, given=parse_values(settings), seeds=parse_seeds(seeds), **rest).specs()
 
 
 def _data_in_words(name: str, root: Path | None) -> str:

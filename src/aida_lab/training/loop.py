@@ -15,7 +15,7 @@ from aida.stepsizes import Record, StepsizeProbe
 from aida_lab.experiments import find_experiment
 from aida_lab.schedules import Restarted, WarmUp
 from aida_lab.spec import RunSpec
-from aida_lab.task import Setting
+from aida_lab.task import TaskContext
 from aida_lab.training.environment import choose_device, set_up
 from aida_lab.training.optimizers import LearningRate, build, can_be_captured
 from aida_lab.training.options import Options
@@ -35,8 +35,8 @@ class Training:
         self.device = choose_device(options.device)
         set_up(spec, self.device, options.threads)
         torch.manual_seed(spec.seed)
-        setting = Setting(spec, self.device, options.data_root, options.inception, options.workers)
-        self.task = self.experiment.task(setting)
+        context = TaskContext(spec, self.device, options.data_root, options.inception, options.workers)
+        self.task = self.experiment.task(context)
         self._captured = self._captures(options.graph)
         declared = self.experiment.schedule
         self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared

@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
-from aida_lab.external import outside
+from aida_lab.external import import_optimizer
 from aida_lab.spec import RunSpec
 from aida_lab.training.matrices import MatricesAndRest, takes_matrices_alone
 
 
 def optimizer_class(spec: RunSpec) -> type[Optimizer]:
-    """The class that a spec names."""
-    return outside(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
+    """The class a spec names."""
+    return import_optimizer(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
 
 
 def can_be_captured(spec: RunSpec) -> bool:
