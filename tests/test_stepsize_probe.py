@@ -14,8 +14,9 @@ from torch import nn
 
 from aida import Aida
 from aida.catalog import catalog, find
-from aida.stepsizes import AcrossLayers, LayerStepsizes, StepsizeProbe, explain, histogram, summarise
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import AcrossLayers, LayerStepsizes, StepsizeProbe, explain, summarise
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes import _pieces as tensor_pieces
 from aida.stepsizes.sinks import read_jsonl
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "stepsize_figure.py"

@@ -27,7 +27,7 @@ from aida._step.hyper import (
     read_rest,
 )
 from aida._step.refusals import GivenParams, check_clipping, check_whole, part_builder
-from aida._step.state import LAYOUT, make_missing, misfit
+from aida._step.state import SCHEMA, make_missing, misfit
 from aida._step.tracing import without_gradients
 from aida.backends import Backend, Batch, sum_over_devices
 from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
@@ -159,7 +159,7 @@ class Aida(Optimizer):
         """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""
         # torch would cast every tensor to its parameter's dtype. Registered last, so that it seals
         # what other hooks leave; __setstate__ unseals before load_state_dict post-hooks look.
-        handle = self.register_load_state_dict_pre_hook(LAYOUT.seal)
+        handle = self.register_load_state_dict_pre_hook(SCHEMA.seal)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -177,7 +177,7 @@ class Aida(Optimizer):
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = LAYOUT.unseal(self.state[p], p, STATE_DTYPES[p.dtype])
+                    self.state[p] = SCHEMA.unseal(self.state[p], p, STATE_DTYPES[p.dtype])
 
     def skipped(self) -> Counter[str]:
         """How often each tensor kept out of a step because its gradient held NaN or inf.
@@ -320,7 +320,7 @@ class Aida(Optimizer):
                 )
             has_complex |= p.is_complex()
             known = state[p]
-            if len(known) < len(LAYOUT.keys):
+            if len(known) < len(SCHEMA.keys):
                 make_missing(known, p)
             problem = misfit(p, grad, known)
             if problem:

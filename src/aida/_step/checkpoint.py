@@ -20,7 +20,7 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateSchema:
     """What one optimizer keeps for a parameter and for a group, and so what a checkpoint of it must hold."""
 
     owner: str

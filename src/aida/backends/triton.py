@@ -22,7 +22,7 @@ from aida.backends import Batch
 from aida.backends.capture import beside_capture, send_during_capture
 from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
 from aida.backends.launch import Launch
-from aida.backends.mailbox import Mailbox
+from aida.backends.staging import StagingBuffers
 from aida.backends.tables import is_dense, note_write, value_rows
 
 #: Elements and warps of a program, found by measurement: docs/performance.md.
@@ -35,7 +35,7 @@ COLLECT_BLOCK = 256
 WIDE_ROWS = 4
 
 #: Tables kept for sets of addresses that come back.
-SHELF = 4
+POOL_SIZE = 4
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -54,11 +54,11 @@ class Triton:
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._generation = -1  # of the batch of the last step
-        self._shelf: list[Tables] = []  # of eager steps, the last used first
+        self._pool: list[Tables] = []  # of eager steps, the last used first
         self._active: Tables | None = None  # of this step
         self._captured: list[Any] = []  # of ours, what a CUDA graph reads: it must outlive the capture
         self._spare: Spare | None = None  # for the next capture
-        self._mailbox = Mailbox()
+        self._staging = StagingBuffers()
         self._merged = False
 
     # -- phases ----------------------------------------------------------------------------------
@@ -178,33 +178,33 @@ class Triton:
         if self._layout is None or not known:
             sizes = list(map(torch.Tensor.numel, batch.params))
             self._layout = make_layout(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
-            self._shelf, self._spare, self._mailbox = [], None, Mailbox()
+            self._pool, self._spare, self._staging = [], None, StagingBuffers()
         if spare is not None:
             self._active = self._fill(spare.tables, batch, spare)
             self._captured.append((self._layout, spare))
         else:
-            self._active = self._fill(self._shelved(batch), batch, None)
+            self._active = self._fill(self._pooled(batch), batch, None)
             if self._spare is None and batch.device.type == "cuda":
                 self._spare = make_spare(batch, self._active)
         return self._layout
 
-    def _shelved(self, batch: Batch) -> Tables:
+    def _pooled(self, batch: Batch) -> Tables:
         """The table last used with these addresses: a training loop gets the same memory every few steps."""
-        shelf = self._shelf
-        if shelf and shelf[0].generation != batch.table.generation:
-            shelf.clear()
+        pool = self._pool
+        if pool and pool[0].generation != batch.table.generation:
+            pool.clear()
             self._spare = None
-        for tables in shelf:
+        for tables in pool:
             if tables.addresses == batch.table.addresses:
-                if tables is not shelf[0]:
-                    shelf.remove(tables)
-                    shelf.insert(0, tables)
+                if tables is not pool[0]:
+                    pool.remove(tables)
+                    pool.insert(0, tables)
                 return tables
-        if len(shelf) < SHELF:
-            shelf.insert(0, make_tables(batch, shelf[0] if shelf else None))
+        if len(pool) < POOL_SIZE:
+            pool.insert(0, make_tables(batch, pool[0] if pool else None))
         else:
-            shelf.insert(0, shelf.pop())  # the one not used for longest
-        return shelf[0]
+            pool.insert(0, pool.pop())  # the one not used for longest
+        return pool[0]
 
     def _fill(self, tables: Tables, batch: Batch, spare: Spare | None) -> Tables:
         """Send the table if it differs from what the device has."""
@@ -236,9 +236,9 @@ class Triton:
         One table lies ready after an eager step; further graphs in a row get theirs beside the capture.
         """
         spare, self._spare = self._spare, None
-        if spare is None and self._captured and self._shelf and self._shelf[0].generation == batch.table.generation:
+        if spare is None and self._captured and self._pool and self._pool[0].generation == batch.table.generation:
             with beside_capture(self._captured[-1][1].streams) as stream:
-                spare = make_spare(batch, self._shelf[0]) if stream is not None else None
+                spare = make_spare(batch, self._pool[0]) if stream is not None else None
         if spare is None or spare.tables.counts != batch.counts():
             raise RuntimeError(
                 "a CUDA graph of Aida's step can be captured only after an eager step with the same parameters and "
@@ -254,7 +254,7 @@ class Triton:
             spare.pinned.copy_(torch.frombuffer(words, dtype=torch.int64))
             send_during_capture(spare.pinned, buffer, spare.streams)
         else:
-            self._mailbox.send(words, buffer)
+            self._staging.send(words, buffer)
 
 
 def _device_lr(hyper: Hyper, device: torch.device) -> tuple[int, int]:

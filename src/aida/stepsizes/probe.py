@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from aida.catalog import reading_for
 from aida.optimizer import Aida
 from aida.readings import Reading
-from aida.stepsizes.counters import StepCounters
+from aida.stepsizes._counters import StepCounters
+from aida.stepsizes._layers import Layer
+from aida.stepsizes._pieces import HostCopy, Slot, own_size
+from aida.stepsizes._reader import Reader, Statistics
+from aida.stepsizes._scales import LayerScales, ScaleReader
 from aida.stepsizes.explanation import hyper_values, method_of
-from aida.stepsizes.layers import Layer
-from aida.stepsizes.pieces import HostCopy, Slot, own_size
-from aida.stepsizes.reader import Reader, Statistics
 from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
-from aida.stepsizes.scales import LayerScales, ScaleReader
 
 
 class StepsizeProbe:

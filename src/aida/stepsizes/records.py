@@ -22,7 +22,7 @@ class LayerStepsizes:
     std: float  #: over all elements, divided by their number
     min: float
     max: float
-    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes.histogram)
+    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes._histogram)
     quantiles: tuple[tuple[float, float], ...]
     bound: float | None  #: what no stepsize of the layer can exceed, where that is known
     at_bound: float | None  #: share of the elements at 0.99 of the bound or above

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from aida.readings import Reading
-from aida.stepsizes import histogram
-from aida.stepsizes.layers import Layer, blocks
-from aida.stepsizes.pieces import HostCopy, Slot, by_size, stretches
-from aida.stepsizes.scales import ScaleReader
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes._layers import Layer, blocks
+from aida.stepsizes._pieces import HostCopy, Slot, by_size, stretches
+from aida.stepsizes._scales import ScaleReader
 
 #: A stepsize counts as being at its bound from this share of it on.
 AT_BOUND = 0.99

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aida.stepsizes import pieces as tensor_pieces
-from aida.stepsizes.pieces import HostCopy, Slot
+from aida.stepsizes import _pieces as tensor_pieces
+from aida.stepsizes._pieces import HostCopy, Slot
 
 #: Counters that lie alike, in one tensor, and the places of their parameters.
 _Counters = tuple[list[int], Tensor]

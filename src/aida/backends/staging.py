@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Mailbox:
+class StagingBuffers:
     """Pinned buffers in turn: one is written again only after the device has read what it held."""
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ from aida._step.hyper import Hyper, from_group
 from aida.backends import scalar_dtype
 from aida.optimizer import Aida
 from aida.rule import clip_coefficient, residual_coefficients
-from aida.stepsizes.layers import Layer
-from aida.stepsizes.pieces import HostCopy, Slot, by_size, own_shard
+from aida.stepsizes._layers import Layer
+from aida.stepsizes._pieces import HostCopy, Slot, by_size, own_shard
 
 
 class LayerScales(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import _pieces as tensor_pieces
 
 
 class Layer(NamedTuple):
