@@ -30,7 +30,7 @@ from aida._step.hyper import (
 from aida._step.refusals import GivenParams, check_clipping, check_whole, part_builder
 from aida._step.state import SCHEMA, make_missing, misfit
 from aida._step.tracing import without_gradients
-from aida.backends import Backend, Batch, sum_over_devices
+from aida.backends import Backend, Batch, Reduced, sum_over_devices
 from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
 from aida.backends.tables import keep_state_layout
 
@@ -238,15 +238,15 @@ class Aida(Optimizer):
             # reduce
             raises = any(batch.traits.raises for _, batch in work)
             for _, batch in work:
-                batch.may_be_called_off = raises
-            norms = [backend.reduce(batch) for backend, batch in work]
+                batch.may_abort = raises
+            reduced = [backend.reduce(batch) for backend, batch in work]
             if raises:
-                self._raise_nonfinite(work)
-            totals = sum_over_devices(norms)
+                self._raise_nonfinite(batches.values(), reduced)
+            norms = sum_over_devices([found.squared_norm for found in reduced])
 
             # apply
-            for (backend, batch), total in zip(work, totals, strict=True):
-                backend.apply(batch, total)
+            for (backend, batch), found, norm in zip(work, reduced, norms, strict=True):
+                backend.apply(batch, found, norm)
         finally:
             for batch in batches.values():
                 batch.grads = []  # the cache keeps the batch: a gradient must not outlive zero_grad() with it
@@ -374,13 +374,13 @@ class Aida(Optimizer):
             self._backends[route] = make_backend(route)
         return self._backends[route]
 
-    def _raise_nonfinite(self, work: list[tuple[Backend, Batch]]) -> None:
-        for backend, batch in work:
+    def _raise_nonfinite(self, batches: Iterable[Batch], reduced: Iterable[Reduced]) -> None:
+        for batch, found in zip(batches, reduced, strict=True):
             if not batch.traits.raises:
                 continue
             if batch.found_inf is not None and bool(batch.found_inf != 0):
                 continue  # GradScaler saw it first, and lets this step pass
-            bad = set(backend.nonfinite())
+            bad = set(found.nonfinite())
             names = []
             for hyper, where in batch.slices():
                 if hyper.nonfinite == "raise":
