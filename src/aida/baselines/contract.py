@@ -29,6 +29,7 @@ from aida._step.group_rules import (
     check_weight_decay,
     drop_duplicates,
     is_finite,
+    is_plain,
     traced,
 )
 from aida._step.refusals import check_whole
@@ -166,6 +167,8 @@ class Baseline(Optimizer):
         for p in params:
             if (self.counters or self.moments) and not self.state[p]:
                 self._init_state(self.state[p], p, group)
+            if not traced():
+                _check_memory(p, p.grad, *self.state.get(p, {}).values())
         return params
 
     def _init_state(self, state: dict[str, Any], p: Tensor, group: Group) -> None:
@@ -231,8 +234,8 @@ def counted(step: Tensor | list[Tensor]) -> Tensor:
 
 def per_tensor(values: Tensor, dtype: torch.dtype) -> Any:
     """One number a tensor, as in-place and list operations take them: of the host, or left on the device."""
-    # a compiled step that read them would hold the numbers of its first run
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+    # a compiled step that read them would hold the numbers of its first run; a FakeTensor has none
+    if values.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(values):
         return values.tolist()
     values = values.to(dtype)
     return values if values.ndim == 0 else list(values.unbind())
@@ -277,10 +280,22 @@ def _wide_grad(p: Tensor) -> Tensor:
     return _real(p.grad.resolve_conj()).to(STATE_DTYPES[_real(p).dtype])
 
 
+def _check_memory(*tensors: Any) -> None:
+    """Refuse a tensor whose storage was freed: torch's operations would read address 0."""
+    for t in tensors:
+        if isinstance(t, Tensor) and is_plain(t) and not t.is_meta and t.data_ptr() == 0 and t.numel():
+            raise RuntimeError(
+                f"the storage of a parameter, its gradient or its state (shape {tuple(t.shape)}) was freed; "
+                "give it memory before the step"
+            )
+
+
 def _takes_lists(p: Tensor, group: Group) -> bool:
-    if group["foreach"] is None:  # on a CPU list operations are loops with larger temporaries
-        return p.device.type != "cpu"
-    return bool(group["foreach"])
+    foreach: bool | None = group["foreach"]
+    if foreach is None:  # on a CPU list operations are loops with larger temporaries
+        foreach = p.device.type != "cpu"
+    # a subclass among plain tensors would see, and may repeat, the operations on all of the list
+    return foreach and (traced() or (is_plain(p) and is_plain(p.grad)))  # type: ignore[arg-type]
 
 
 def _buckets(params: list[Tensor]) -> Iterator[list[Tensor]]:
