@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aida._step.group_rules import is_plain
-from aida._step.hyper import Hyper
+from aida._step.hyper_cache import HyperCache
 from aida.backends import Batch
 from aida.backends.choice import Route
 from aida.backends.tables import PointerTable, keep_state_layout, lies_like, same_layout
@@ -43,7 +43,12 @@ class BatchCache:
     """The batches of one step, and everything that must not change until they are reused."""
 
     def __init__(
-        self, params: list[Tensor], grads: list[Tensor | None], state: dict[Any, Any], batches: dict[Route, Batch]
+        self,
+        params: list[Tensor],
+        grads: list[Tensor | None],
+        state: dict[Any, Any],
+        hypers: HyperCache,
+        batches: dict[Route, Batch],
     ) -> None:
         self._params = params
         self._present = [grad is not None for grad in grads]
@@ -53,7 +58,7 @@ class BatchCache:
         # hooks may keep values that are not dicts beside the parameters' state
         self._state_dicts = [kept for kept in self._state_values if isinstance(kept, dict)]
         self._state_tensors = _contents(self._state_dicts)
-        self._hypers: list[Hyper] | None = None
+        self._hypers_generation, self._paths_generation = hypers.generation, hypers.paths_generation
         self._batches = batches
         present = list(compress(params, self._present))
         self._shares = []
@@ -71,12 +76,13 @@ class BatchCache:
                     batch.table = PointerTable(batch)
 
     def recall(
-        self, params: list[Tensor], grads: list[Tensor | None], state: dict[Any, Any], hypers: list[Hyper]
+        self, params: list[Tensor], grads: list[Tensor | None], state: dict[Any, Any], hypers: HyperCache
     ) -> dict[Route, Batch] | None:
         """The batches with the gradients and values of this step, or None if anything else changed."""
         present = [grad for grad in grads if grad is not None]
         if not (
-            _same(params, self._params)
+            hypers.paths_generation == self._paths_generation
+            and _same(params, self._params)
             and _same(state, self._state_keys)
             and _same(state.values(), self._state_values)
             and _same(_contents(self._state_dicts), self._state_tensors)
@@ -93,10 +99,10 @@ class BatchCache:
             if copied:
                 batch.grads = same_layout(batch.params, batch.grads)
                 batch.table.place_gradients(batch.grads)
-            if hypers is not self._hypers:  # Aida returns the same list if no value changed
-                batch.set_hypers(hypers, next(_generations))
+            if hypers.generation != self._hypers_generation:
+                batch.set_hypers(hypers.values, next(_generations))
             batch.grad_scale = batch.found_inf = None
-        self._hypers = hypers
+        self._hypers_generation = hypers.generation
         return self._batches
 
 

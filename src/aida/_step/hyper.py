@@ -7,7 +7,6 @@ torch.optim.AdamW refuses the same thing, so that code which matches on those wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -49,28 +48,6 @@ OPTIONAL_DEFAULTS: dict[str, Any] = {
     "capturable": False,
     "differentiable": False,
 }
-
-#: A group's learning rate, and all its other values and flags: cheap enough to be read at every step.
-read_lr = itemgetter("lr")
-_read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
-
-
-def read_rest(group: dict[str, Any]) -> tuple[Any, ...]:
-    betas, *rest = _read_rest(group)
-    return (tuple(betas) if may_change_in_place(betas) else betas, *rest)
-
-
-def may_change_in_place(betas: Any) -> bool:
-    """Whether betas are in a list or an array, whose identity tells nothing."""
-    return hasattr(betas, "__setitem__")
-
-
-def equal(one: list[Any], other: list[Any]) -> bool:
-    """Whether groups hold the same values as before."""
-    try:
-        return one == other
-    except (RuntimeError, ValueError):  # other tensors, or an array, took a place in a group: they have no single truth
-        return False
 
 
 @dataclass(frozen=True, slots=True)
