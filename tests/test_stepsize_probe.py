@@ -173,9 +173,9 @@ def test_refusals_name_the_value_the_rule_and_the_way_out():
         StepsizeProbe(optimizer, [("p", p)], every=0)
     with pytest.raises(ValueError, match=r"quantiles=\(0.5, 50\) must lie between 0 and 1"):
         StepsizeProbe(optimizer, [("p", p)], quantiles=(0.5, 50))
-    with pytest.raises(TypeError, match=r"hand over model.named_parameters\(\)"):
+    with pytest.raises(TypeError, match=r"pass model.named_parameters\(\)"):
         StepsizeProbe(optimizer, [p])
-    with pytest.raises(ValueError, match="a generator is used up once"):
+    with pytest.raises(ValueError, match="a generator works only once"):
         StepsizeProbe(optimizer, [])
 
 

@@ -128,7 +128,11 @@ def catalog() -> Mapping[str, Entry]:
 
 
 def find(name: str) -> Entry:
-    """The entry of that name; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``."""
+    """The entry of an optimizer of the catalog.
+
+    Args:
+        name (str): its name or its title; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``.
+    """
     entries = catalog()
     wanted = name.strip().lower().replace("_", "-")
     for entry in entries.values():

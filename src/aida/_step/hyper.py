@@ -1,8 +1,4 @@
-"""The hyper-parameters of one parameter group: their names, their rules, their errors.
-
-Every error names the value, the rule and the way out, and starts with torch's own words where
-torch.optim.AdamW refuses the same thing, so that code which matches on those words keeps working.
-"""
+"""The hyper-parameters of one parameter group: their names and the checks of their values."""
 
 from __future__ import annotations
 
@@ -33,10 +29,10 @@ HYPER_KEYS = (
     "maximize",
 )
 
-#: torch's switches: they choose a path and change no result.
+#: torch's flags, which select a path and do not change results.
 FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
 
-#: What a group may lack in a checkpoint (an older one, or one of another implementation of Aida).
+#: Defaults of keys that a saved group may lack, in older checkpoints or in those of another Aida.
 OPTIONAL_DEFAULTS: dict[str, Any] = {
     "xi": 1e-20,
     "decoupled_weight_decay": False,
@@ -52,7 +48,7 @@ OPTIONAL_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """The values one group updates its tensors with."""
+    """The hyper-parameters of one group."""
 
     lr: float | Tensor
     beta1: float | Tensor
@@ -68,17 +64,17 @@ class Hyper:
 
     @property
     def rate(self) -> float | Tensor:
-        """The learning rate; a tensor of one element and any shape becomes a scalar."""
+        """The learning rate; a one-element tensor is reshaped to 0-dim."""
         return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
 
     @property
     def l2(self) -> float:
-        """Weight decay that enters the gradient."""
+        """L2 weight decay, which is added to the gradient; 0 if decay is decoupled."""
         return 0.0 if self.decoupled_weight_decay else self.weight_decay
 
     @property
     def decay(self) -> float:
-        """Weight decay that shrinks the parameter directly, times the learning rate."""
+        """Decoupled weight decay: every step subtracts ``lr * decay * p``; 0 if decay is L2."""
         return self.weight_decay if self.decoupled_weight_decay else 0.0
 
     @property
@@ -96,7 +92,7 @@ def from_group(group: dict[str, Any]) -> Hyper:
 
 
 def check_group(group: dict[str, Any], *, added: bool = True) -> None:
-    """Refuse values that no step could use. Called when a group is added and when a value changed."""
+    """Refuse invalid values. Called when a group is added and when a value changed."""
     check_lr(group)
     check_betas(group, added=added)
     check_eps(group)
@@ -118,16 +114,16 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
 
 
 def check_names(group: dict[str, Any]) -> None:
-    """Refuse a key that is one of our names misspelt; leave alone what others keep in a group."""
+    """Refuse a key that looks like a misspelt hyper-parameter of Aida."""
     group_rules.check_names(group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
 
 
 def _check_flags(group: dict[str, Any]) -> None:
     if group["fused"] and group["differentiable"]:
         raise RuntimeError(
-            "`fused` does not support `differentiable`: a kernel leaves no autograd graph; leave fused=None"
+            "`fused` does not support `differentiable`: kernels record no autograd graph; leave fused=None"
         )
     if group["fused"] and group["foreach"]:
         raise RuntimeError(
-            "`fused` and `foreach` cannot be `True` together: they name two paths; leave one of them None"
+            "`fused` and `foreach` cannot be `True` together: they select different paths; leave one of them None"
         )
