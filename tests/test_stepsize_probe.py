@@ -155,7 +155,9 @@ def test_quantiles_are_within_the_documented_error_of_the_order_statistic(name):
 
 
 def test_histogram_counts_every_value_once_and_edges_belong_to_the_bin_above():
-    edges = torch.tensor([histogram.edge(i) for i in range(histogram.BINS)], dtype=torch.float32)
+    powers = torch.arange(histogram.FIRST, histogram.FIRST + histogram.POWERS)
+    fractions = 1 + torch.arange(histogram.PER_POWER) / histogram.PER_POWER
+    edges = torch.ldexp(fractions, powers.unsqueeze(1)).flatten()
     (counts,) = histogram.count(edges, [len(edges)])
     assert torch.equal(counts, torch.ones(histogram.BINS, dtype=torch.int64))
     outside = torch.tensor([0.0, 1e-30, 1e30, math.inf, math.nan])

@@ -17,17 +17,9 @@ NONFINITE: tuple[Nonfinite, ...] = ("skip", "propagate", "raise")
 
 #: The hyper-parameters a fused kernel reads, in the order of :class:`Hyper`'s fields.
 HYPER_KEYS = (
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "projections",
-    "xi",
-    "decoupled_weight_decay",
-    "clip_norm",
-    "nonfinite",
+    "lr", "betas", "eps", "weight_decay", "projections", "xi", "decoupled_weight_decay", "clip_norm", "nonfinite",
     "maximize",
-)
+)  # fmt: skip
 
 #: torch's flags, which select a path and do not change results.
 FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class Cpu:
             )
         self._library = found
         self._job = Job(level=found.levels - 1 if level is None else level)
+        self._arrays: dict[str, array[Any]] = {}  # what the pointers of the job point to
         self._generation: int | None = None  # of the tensors whose sizes the job holds
         self._values_generation: int | None = None  # of the values in the job; None if they may change in place
 
@@ -63,7 +64,7 @@ class Cpu:
         if not deferred:
             self._library.reduce(self._job)
         norm = torch.tensor(self._job.squared_norm, dtype=torch.float64, device="cpu") if clips else None
-        return _Reduced(norm, self._finite, deferred)
+        return _Reduced(norm, self._arrays["finite"], deferred)
 
     def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
         if batch.found_inf is not None and float(batch.found_inf) != 0:
@@ -91,38 +92,33 @@ class Cpu:
         hypers = [hyper for hyper, _ in batch.runs]
         fixed = not any(isinstance(hyper.lr, Tensor) or hyper.has_tensor_betas for hyper in hypers)
         self._values_generation = batch.values_generation if fixed else None
-        self._values = value_rows(map(_on_host, hypers))
-        self._first_tensor = array("q", accumulate(batch.counts(), initial=0))
-
-        job = self._job
-        job.runs = len(hypers)
-        job.values = address_of(self._values)
-        job.first_tensor = address_of(self._first_tensor)
+        self._job.runs = len(hypers)
+        self._set("values", value_rows(map(_on_host, hypers)))
+        self._set("first_tensor", array("q", accumulate(batch.counts(), initial=0)))
 
     def _read_sizes(self, batch: Batch) -> None:
         self._generation = batch.generation
-        self._sizes = array("q", (p.numel() for p in batch.params))
+        sizes = array("q", (p.numel() for p in batch.params))
         chunk = self._library.chunk
-        self._first_chunk = array("q", accumulate((-(-size // chunk) for size in self._sizes), initial=0))
-        # arrays, not tensors, which would follow torch.set_default_device
-        chunks, tensors, products = self._first_chunk[-1], len(batch), len(PRODUCT_COLUMNS)
-        self._partial = array("d", bytes(8 * products * chunks))
-        self._sums = array("d", bytes(8 * products * tensors))
-        self._finite = array("B", bytes(tensors))
-        self._owner = array("i", bytes(4 * chunks))
-        self._stage = array("B", bytes(chunks))
+        first_chunk = array("q", accumulate((-(-size // chunk) for size in sizes), initial=0))
+        chunks, tensors, products = first_chunk[-1], len(batch), len(PRODUCT_COLUMNS)
 
         job = self._job
         job.tensors = tensors
         job.storage = STORAGE[batch.params[0].dtype]
-        job.elements = sum(self._sizes)
-        job.sizes = address_of(self._sizes)
-        job.first_chunk = address_of(self._first_chunk)
-        job.partial = address_of(self._partial)
-        job.sums = address_of(self._sums)
-        job.finite = address_of(self._finite)
-        job.owner = address_of(self._owner)
-        job.stage = address_of(self._stage)
+        job.elements = sum(sizes)
+        self._set("sizes", sizes)
+        self._set("first_chunk", first_chunk)
+        self._set("partial", array("d", bytes(8 * products * chunks)))
+        self._set("sums", array("d", bytes(8 * products * tensors)))
+        self._set("finite", array("B", bytes(tensors)))
+        self._set("owner", array("i", bytes(4 * chunks)))
+        self._set("stage", array("B", bytes(chunks)))
+
+    def _set(self, name: str, table: array[Any]) -> None:
+        """Point a field of the job to an array, and keep the array alive. A tensor would follow the default device."""
+        self._arrays[name] = table
+        setattr(self._job, name, address_of(table))
 
 
 def _on_host(hyper: Hyper) -> Hyper:

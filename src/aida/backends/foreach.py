@@ -297,22 +297,17 @@ def _pieces(batch: Batch, where: slice, limit: int) -> Iterator[Piece]:
         if size <= limit or torch.compiler.is_compiling():
             yield Piece(owner, *tensors)
             continue
-        flat = [flatten(t) for t in _alike(tensors)]
-        if any(t is None for t in flat):
+        ordered = _in_memory_order(tensors)
+        if not all(t.is_contiguous() for t in ordered):
             yield Piece(owner, *tensors)  # a flat view would need a copy: take it whole
             continue
-        for parts in zip(*(torch.split(t, limit) for t in flat if t is not None), strict=True):
+        for parts in zip(*(torch.split(t.view(-1), limit) for t in ordered), strict=True):
             yield Piece(owner, *parts)
 
 
-def _alike(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _in_memory_order(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tensors with their dimensions ordered by falling stride of the parameter."""
     param = tensors[0]
     stride = param.stride()
     order = sorted(range(param.ndim), key=lambda d: (-stride[d], d))
     return tuple(t.permute(order) for t in tensors)
-
-
-def flatten(tensor: Tensor) -> Tensor | None:
-    """A one-dimensional view, or None if that needs a copy."""
-    return tensor.view(-1) if tensor.is_contiguous() else None

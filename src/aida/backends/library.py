@@ -22,24 +22,10 @@ class Job(ctypes.Structure):
     """A batch as the library reads it: ``struct job`` of ``_cpu_job.h``, field by field."""
 
     _fields_ = [
-        ("tensors", ctypes.c_int64),
-        ("elements", ctypes.c_int64),
-        ("runs", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("storage", ctypes.c_int64),
-        ("level", ctypes.c_int64),
-        ("addresses", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("first_chunk", ctypes.c_void_p),
-        ("first_tensor", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("finite", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("stage", ctypes.c_void_p),
-        ("grad_scale", ctypes.c_double),
-        ("squared_norm", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("tensors", "elements", "runs", "threads", "storage", "level")),
+        *((name, ctypes.c_void_p) for name in ("addresses", "sizes", "first_chunk", "first_tensor", "values")),
+        *((name, ctypes.c_void_p) for name in ("partial", "sums", "finite", "owner", "stage")),
+        *((name, ctypes.c_double) for name in ("grad_scale", "squared_norm")),
     ]
 
 

@@ -83,9 +83,3 @@ def values_at(ranks: Tensor, places: Tensor, smallest: Tensor, largest: Tensor) 
     power = torch.floor(bins / PER_POWER)
     values = torch.ldexp(1 + (bins - power * PER_POWER + share) / PER_POWER, power + FIRST)
     return values.clamp(smallest.unsqueeze(1), largest.unsqueeze(1))
-
-
-def edge(index: int) -> float:
-    """The lower edge of a bin."""
-    power, part = divmod(index, PER_POWER)
-    return math.ldexp(1 + part / PER_POWER, FIRST + power)

@@ -97,19 +97,11 @@ class Reader:
         # around the mean of the whole layer: a difference of squares would lose small variances, which matter here
         std = share(sizes * (variances + (means - mean[places]) ** 2)).sqrt()
         smallest, largest = _of_each(owners, lows, min), _of_each(owners, highs, max)
-        shares = share(reached).tolist()
-        return list(
-            map(
-                Statistics,
-                mean.tolist(),
-                std.tolist(),
-                smallest.tolist(),
-                largest.tolist(),
-                self._quantiles(smallest, largest),
-                self._bounds,
-                [None if bound is None else found for bound, found in zip(self._bounds, shares, strict=True)],
-            )
-        )
+        quantiles = self._quantiles(smallest, largest)
+        shares = zip(self._bounds, share(reached).tolist(), strict=True)
+        at_bound = [None if bound is None else found for bound, found in shares]
+        numbers = (column.tolist() for column in (mean, std, smallest, largest))
+        return list(map(Statistics, *numbers, quantiles, self._bounds, at_bound))
 
     def _read(self, block: Sequence[int], scales: ScaleReader | None) -> list[Tensor]:
         """Enqueue the statistics of one of :func:`blocks`, and return its histograms."""

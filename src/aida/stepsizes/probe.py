@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -119,9 +118,7 @@ class StepsizeProbe:
     def __enter__(self) -> StepsizeProbe:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _read(self) -> tuple[tuple[LayerStepsizes, ...], bool]:
@@ -168,13 +165,7 @@ class StepsizeProbe:
             group=layer.group_index,
             shape=tuple(layer.param.shape),
             elements=layer.size,
-            mean=found.mean,
-            std=found.std,
-            min=found.min,
-            max=found.max,
-            quantiles=found.quantiles,
-            bound=found.bound,
-            at_bound=found.at_bound,
+            **found._asdict(),
             cosine=None if scales is None else scales.cosine,
             scale_m=None if scales is None else scales.of_m,
             scale_g=None if scales is None else scales.of_g,
