@@ -1,15 +1,8 @@
 """Aida: AdaBelief with a narrower range of adaptive stepsizes, as a drop-in for torch.optim.AdamW.
 
-``__all__`` lists the public names:
-
-- :class:`Aida`, the optimizer;
-- :func:`explain` and :class:`StepsizeProbe`, which describe and measure the stepsizes of an optimizer, with
-  :class:`JsonLines` and :class:`TensorBoard` as sinks, :func:`read_jsonl` as reader, and the records
-  :class:`LayerStepsizes`, :class:`AcrossLayers`, :class:`Measurement` and :class:`StepsizeLog`;
-- :mod:`aida.catalog`, all optimizers of the comparison by name, with :func:`find`;
-- :class:`Reading`, which tells a probe how to read the stepsizes of another optimizer.
-
-Everything but :class:`Aida` is imported on first use.
+``__all__`` lists all public names: the optimizer :class:`Aida`; :func:`explain` and :class:`StepsizeProbe`, which
+describe and measure the stepsizes of an optimizer, with their sinks, records and :class:`Reading`; and the
+:mod:`catalog <aida.catalog>` of all optimizers by name. Everything but :class:`Aida` is imported on first use.
 """
 
 from __future__ import annotations
@@ -37,21 +30,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AcrossLayers",
-    "Aida",
-    "JsonLines",
-    "LayerStepsizes",
-    "Measurement",
-    "Reading",
-    "StepsizeLog",
-    "StepsizeProbe",
-    "TensorBoard",
-    "__version__",
-    "catalog",
-    "explain",
-    "find",
-    "read_jsonl",
-]
+    "AcrossLayers", "Aida", "JsonLines", "LayerStepsizes", "Measurement", "Reading", "StepsizeLog", "StepsizeProbe",
+    "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from aida._step.batch_cache import BatchCache, all_params
-from aida._step.group_rules import STATE_DTYPES, check_capture, check_given, check_param, drop_duplicates
-from aida._step.hyper import OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, check_names, from_group
+from aida._step.group_rules import STATE_DTYPES, check_capture, check_given, check_names, check_param, drop_duplicates
+from aida._step.hyper import FLAG_KEYS, HYPER_KEYS, OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, from_group
 from aida._step.hyper_cache import HyperCache
 from aida._step.refusals import GivenParams, check_clipping, check_whole, part_builder
 from aida._step.state import SCHEMA, make_missing, misfit
 from aida._step.tracing import without_gradients
 from aida.backends import Backend, Batch, Reduced, sum_over_devices
 from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
-from aida.backends.tables import keep_state_layout
+from aida.backends.tables import match_state_order
 
 
 class Aida(Optimizer):
@@ -84,21 +84,11 @@ class Aida(Optimizer):
         differentiable: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "projections": projections,
-            "xi": xi,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "clip_norm": clip_norm,
-            "nonfinite": nonfinite,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "projections": projections, "xi": xi,
+            "decoupled_weight_decay": decoupled_weight_decay, "clip_norm": clip_norm, "nonfinite": nonfinite,
+            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "differentiable": differentiable,
-        }
+        }  # fmt: skip
         check_group(defaults)
         self._part_builder = None if torch.compiler.is_compiling() else part_builder()
         self._forget()
@@ -122,7 +112,7 @@ class Aida(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):
-            check_names(param_group)
+            check_names(param_group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -282,7 +272,7 @@ class Aida(Optimizer):
                 group, found.params, found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped
             )
             if has_complex:
-                keep_state_layout(found)  # before the views: a view cannot change its memory format
+                match_state_order(found)  # before the views: a view cannot change its memory format
                 found.view_as_real()
             distribute(found, index, group, hypers[index], batches)
         return batches

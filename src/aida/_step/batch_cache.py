@@ -21,7 +21,7 @@ from aida._step.group_rules import is_plain
 from aida._step.hyper_cache import HyperCache
 from aida.backends import Batch
 from aida.backends.choice import Route
-from aida.backends.tables import PointerTable, keep_state_layout, lies_like, same_layout
+from aida.backends.tables import PointerTable, match_state_order, same_memory_order, match_memory_order
 
 _params = itemgetter("params")
 _generations = count()
@@ -97,7 +97,7 @@ class BatchCache:
             if not batch.table.look(batch.grads):
                 return None
             if copied:
-                batch.grads = same_layout(batch.params, batch.grads)
+                batch.grads = match_memory_order(batch.params, batch.grads)
                 batch.table.place_gradients(batch.grads)
             if hypers.generation != self._hypers_generation:
                 batch.set_hypers(hypers.values, next(_generations))
@@ -111,11 +111,13 @@ def _prepare(batch: Batch) -> bool:
 
     Returns whether gradients were copied for that.
     """
-    keep_state_layout(batch)
+    match_state_order(batch)
     batch.table = PointerTable(batch)  # of the original gradients, with which the next ones are compared
-    copied = any(grad.is_neg() or not lies_like(grad, p) for grad, p in zip(batch.grads, batch.params, strict=True))
+    copied = any(
+        grad.is_neg() or not same_memory_order(grad, p) for grad, p in zip(batch.grads, batch.params, strict=True)
+    )
     if copied:
-        batch.grads = same_layout(batch.params, batch.grads)
+        batch.grads = match_memory_order(batch.params, batch.grads)
         batch.table.place_gradients(batch.grads)
     return copied
 

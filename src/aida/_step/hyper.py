@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from aida._step import group_rules
 from aida._step.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
 
 Nonfinite = Literal["skip", "propagate", "raise"]
@@ -26,16 +25,9 @@ FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
 
 #: Defaults of keys that a saved group may lack, in older checkpoints or in those of another Aida.
 OPTIONAL_DEFAULTS: dict[str, Any] = {
-    "xi": 1e-20,
-    "decoupled_weight_decay": False,
-    "clip_norm": None,
-    "nonfinite": "skip",
-    "maximize": False,
-    "foreach": None,
-    "fused": None,
-    "capturable": False,
-    "differentiable": False,
-}
+    "xi": 1e-20, "decoupled_weight_decay": False, "clip_norm": None, "nonfinite": "skip", "maximize": False,
+    "foreach": None, "fused": None, "capturable": False, "differentiable": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +95,6 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(f"nonfinite={group['nonfinite']!r} must be one of {', '.join(map(repr, NONFINITE))}")
     _check_flags(group)
-
-
-def check_names(group: dict[str, Any]) -> None:
-    """Refuse a key that looks like a misspelt hyper-parameter of Aida."""
-    group_rules.check_names(group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
 
 
 def _check_flags(group: dict[str, Any]) -> None:

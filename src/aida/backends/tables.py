@@ -74,26 +74,16 @@ def value_rows(hypers: Iterable[Hyper]) -> array[float]:
     """The value table, one row of ``VALUE_COLUMNS`` per run. An lr on a device is 0 here: the kernel reads it there."""
     rows = array("d")
     for hyper in hypers:
-        lr = hyper.lr
-        rows.extend(
-            (
-                0.0 if isinstance(lr, Tensor) and lr.device.type != "cpu" else float(lr),
-                float(hyper.beta1),
-                float(hyper.beta2),
-                hyper.eps,
-                hyper.l2,
-                hyper.decay,
-                hyper.xi,
-                hyper.projections,
-                hyper.clip_norm or 0.0,  # 0: no clipping
-                hyper.sign,
-                hyper.nonfinite == "skip",
-            )
-        )
+        lr = 0.0 if isinstance(hyper.lr, Tensor) and hyper.lr.device.type != "cpu" else float(hyper.lr)
+        clip_norm = hyper.clip_norm or 0.0  # 0: no clipping
+        rows.extend((
+            lr, float(hyper.beta1), float(hyper.beta2), hyper.eps, hyper.l2, hyper.decay, hyper.xi, hyper.projections,
+            clip_norm, hyper.sign, hyper.nonfinite == "skip",
+        ))  # fmt: skip
     return rows
 
 
-def lies_like(one: Tensor, other: Tensor) -> bool:
+def same_memory_order(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape have their elements in the same memory order."""
     if one.stride() == other.stride():
         return True
@@ -101,19 +91,19 @@ def lies_like(one: Tensor, other: Tensor) -> bool:
     return all(a == b for size, a, b in zip(one.shape, one.stride(), other.stride(), strict=True) if size > 1)
 
 
-def same_layout(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+def match_memory_order(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """The gradients in the memory order of the parameters; copied only if their order differs."""
     return [
-        g if lies_like(g, p) and not g.is_neg() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+        g if same_memory_order(g, p) and not g.is_neg() else torch.empty_like(p, dtype=g.dtype).copy_(g)
         for p, g in zip(params, grads, strict=True)
     ]
 
 
-def keep_state_layout(batch: Batch) -> None:
+def match_state_order(batch: Batch) -> None:
     """Give the moments their parameters' memory format, which may change after the first step (channels-last)."""
     for p, *moments in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, strict=True):
         for moment in moments:
-            if not lies_like(moment, p):
+            if not same_memory_order(moment, p):
                 moment.data = torch.empty_like(p, dtype=moment.dtype).copy_(moment)
 
 

@@ -12,15 +12,6 @@ from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Measurement, Re
 from aida.stepsizes.sinks import JsonLines, StepsizeLog, TensorBoard, read_jsonl
 
 __all__ = [
-    "AcrossLayers",
-    "JsonLines",
-    "LayerStepsizes",
-    "Measurement",
-    "Record",
-    "StepsizeLog",
-    "StepsizeProbe",
-    "TensorBoard",
-    "explain",
-    "read_jsonl",
-    "summarise",
-]
+    "AcrossLayers", "JsonLines", "LayerStepsizes", "Measurement", "Record", "StepsizeLog", "StepsizeProbe",
+    "TensorBoard", "explain", "read_jsonl", "summarise",
+]  # fmt: skip
