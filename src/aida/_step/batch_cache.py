@@ -21,7 +21,7 @@ from aida._step.group_rules import is_plain
 from aida._step.hyper_cache import HyperCache
 from aida.backends import Batch
 from aida.backends.choice import Route
-from aida.backends.tables import PointerTable, match_state_order, same_memory_order, match_memory_order
+from aida.backends.tables import PointerTable, match_memory_order, match_state_order, same_memory_order
 
 _params = itemgetter("params")
 _generations = count()
