@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_after_a_crash_loses_the_cut_line_alone(records, tmp_
     write(path, records[:3])
     path.write_bytes(path.read_bytes()[:-10])
     write(path, records[3:])
-    with pytest.warns(UserWarning, match="in line 3"):
+    with pytest.warns(UserWarning, match="unreadable lines: 3"):
         log = read_jsonl(path)
     assert len(log.layers) == 4
     assert [record.step for record in log.across] == [2]

@@ -155,9 +155,9 @@ def test_quantiles_are_within_the_documented_error_of_the_order_statistic(name):
 
 
 def test_histogram_counts_every_value_once_and_edges_belong_to_the_bin_above():
-    powers = torch.arange(histogram.FIRST, histogram.FIRST + histogram.POWERS)
-    fractions = 1 + torch.arange(histogram.PER_POWER) / histogram.PER_POWER
-    edges = torch.ldexp(fractions, powers.unsqueeze(1)).flatten()
+    bins = (divmod(i, histogram.PER_POWER) for i in range(histogram.BINS))
+    lower = [math.ldexp(1 + part / histogram.PER_POWER, histogram.FIRST + power) for power, part in bins]
+    edges = torch.tensor(lower, dtype=torch.float32)
     (counts,) = histogram.count(edges, [len(edges)])
     assert torch.equal(counts, torch.ones(histogram.BINS, dtype=torch.int64))
     outside = torch.tensor([0.0, 1e-30, 1e30, math.inf, math.nan])
