@@ -47,7 +47,7 @@ class Aida(Optimizer):
         xi (float, default: 1e-20): keeps a projection onto a zero vector defined.
         decoupled_weight_decay (bool, default: True): if True, multiply the weights by ``1 - lr * weight_decay``, as
             AdamW does. If False, add the decay to the gradient (L2), as Adam and the authors' code do; the paper's
-            values (5e-4 on CIFAR) are L2.
+            values are L2.
         clip_norm (float, optional, default: None): clip the gradient norm inside the step, with the result of
             ``clip_grad_norm_`` before it. The norm is over this optimizer's gradients. If several optimizers share a
             model (one per parameter in backward hooks, ``ZeroRedundancyOptimizer``, CPU offload), each would clip by

@@ -52,8 +52,8 @@ class Run:
     #: Commits and torch versions of the processes that worked on it, each named once.
     commits: tuple[str, ...] = (NOT_RECORDED,)
     torch: tuple[str, ...] = (NOT_RECORDED,)
-    #: Whether others trained on the same GPU at some time, or it is not known that none did.
-    shared_gpu: bool = False
+    #: Whether others trained on the same GPU or CPU at some time, or it is not known that none did.
+    shared: bool = False
     #: On which GPU it worked from when to when, as far as is known: until the next start, or for all epochs' seconds.
     on_gpu: tuple[tuple[str, float, float], ...] = ()
     #: Why it does not count.
@@ -73,9 +73,9 @@ class Run:
     def seconds(self) -> float | None:
         """Training seconds an epoch: the median, which a slow first epoch (compiling, warming up) does not move.
 
-        None where others had a part of the GPU: then they say how many those were, not what the method costs.
+        None if runs shared the device: their times then say how many runs there were, not what the method costs.
         """
-        if self.shared_gpu:
+        if self.shared:
             return None
         known = [value for value in self.curve.seconds if value is not None]
         return statistics.median(known) if known else None
@@ -137,7 +137,7 @@ def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
             shared |= {key, latest[2]}
         if device != latest[0] or end > latest[1]:
             latest = (device, end, key)
-    return (replace(run, shared_gpu=True) if run.key in shared else run for run in runs)
+    return (replace(run, shared=True) if run.key in shared else run for run in runs)
 
 
 def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]) -> Run:
@@ -165,7 +165,7 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         device=one_line(sessions[-1].get("device", ""), 100) if sessions else "",
         commits=_distinct(each.get("git") for each in sessions),
         torch=_distinct(_torch(each.get("versions")) for each in sessions),
-        shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
+        shared=any(each.get("at_once", None if each.get("device_type") == "cuda" else 1) != 1 for each in sessions),
         on_gpu=_times(sessions, rows),
         remark=remark,
     )  # fmt: skip

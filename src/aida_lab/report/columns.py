@@ -13,7 +13,7 @@ from aida_lab.report.collect import Run
 from aida_lab.report.groups import Configuration, Measure, Protocol, ranked
 from aida_lab.report.naming import file_name, ordered
 from aida_lab.report.statistics import Comparison, Summary, against_control, against_published, summarise
-from aida_lab.spec import Experiment, Metric, PaperFigure
+from aida_lab.spec import Experiment, Metric, PaperResult
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
@@ -32,7 +32,7 @@ class Cell:
     configurations: tuple[Configuration, ...]
     #: Configurations of other, shortened columns of the same experiment: it may have been chosen by those.
     elsewhere: int
-    paper: PaperFigure | None
+    paper: PaperResult | None
     against_paper: Comparison | None = None
     #: By measure; empty for the reference itself and where either side has no run.
     against_reference: Mapping[Measure, Comparison] = field(default_factory=dict)
@@ -146,12 +146,12 @@ def column(
     protocol = found[0].protocol
     departures = protocol.departures(experiment)
     groups: dict[str, list[Configuration]] = {}
-    paper: Mapping[str, PaperFigure] = {}
+    paper: Mapping[str, PaperResult] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        paper = experiment.figures(protocol.variant)
+        paper = experiment.paper_results(protocol.variant)
         groups = {method: [] for method in paper or experiment.paper}
     for each in found:
-        strays = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
+        strays = experiment.not_in_paper(each.optimizer, each.hyper) if experiment and each.method in paper else {}
         groups.setdefault(each.method, []).append(replace(each, strays=strays))
     cells = []
     for method in ordered(groups):

@@ -17,7 +17,8 @@ from aida_lab.report.naming import looks, title
 from aida_lab.report.profile import profile
 from aida_lab.report.study import Study
 from aida_lab.report.tables import column_digits
-from aida_lab.runs.files import in_json
+from aida_lab.runs.files import in_json, is_archive
+from aida_lab.runs.records import SPEC
 
 #: Points of all curves together, of each of metric and loss; about seven bytes each on the page.
 _BUDGET = 450_000
@@ -112,7 +113,7 @@ def _run(run: Run, epochs: Sequence[int], out: Path, counts: bool) -> dict[str, 
         "commit": ", ".join(map(words.commit, run.commits)),
         "torch": ", ".join(run.torch),
         "remark": run.remark,
-        "folder": _address(run.folder, out),
+        "link": _address(run.folder.parent if is_archive(run.folder.parent) else run.folder / SPEC, out),
         "metric": _values(run.curve.metric, places),
         "loss": _values(run.curve.loss, places),
     }
@@ -127,9 +128,9 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _address(folder: Path, out: Path) -> str:
-    """The run's folder as seen from the page, for a link."""
+def _address(path: Path, out: Path) -> str:
+    """A file as seen from the page, for a link."""
     try:
-        return quote(os.fsencode(Path(os.path.relpath(folder, out)).as_posix()))
+        return quote(os.fsencode(Path(os.path.relpath(path, out)).as_posix()))
     except ValueError:  # another drive
-        return folder.resolve().as_uri()
+        return path.resolve().as_uri()

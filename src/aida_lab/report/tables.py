@@ -258,7 +258,7 @@ def _remarks(column: Column) -> Sequence[str]:
     experiment = column.experiment
     if experiment and experiment.paper and not column.departures and column.protocol:
         variant = paper_variant(experiment)
-        if not experiment.figures(column.protocol.variant):
+        if not experiment.paper_results(column.protocol.variant):
             said.append(f"The paper's figures compare with the variant {variant!r}, not with these.")
     reference = column.cell(column.reference)
     if reference is None or reference.chosen is None:

@@ -81,7 +81,7 @@ function runTable(runs, column) {
     line.append(
       make("td", {}, run.state, ...(run.remark ? [make("small", { textContent: run.remark })] : [])),
       ...[run.device, run.commit, run.torch].map((text) => make("td", { textContent: text })),
-      make("td", {}, make("a", { href: `${run.folder}/spec.json`, textContent: run.key })));
+      make("td", {}, make("a", { href: run.link, textContent: run.key })));
   }
   const frame = make("div", { className: "scroll", tabIndex: 0 }, table);
   frame.setAttribute("role", "region");
