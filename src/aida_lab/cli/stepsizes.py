@@ -67,7 +67,7 @@ def _expanded(given: Path) -> list[Path]:
     specs = {each.path: each.spec for each in scan(given) if each.spec is not None and file_exists(each.path / _FILE)}
     others = {path.parent for path in given.glob(f"*/{_FILE}")} - set(specs)  # of loops that are not of the lab
     if not specs and not others:
-        fail(f"no stepsizes in {given}: a run records them if it is trained with aida train EXPERIMENT --probe")
+        return [given]  # left out, with the reason
     names = sorted({spec.experiment for spec in specs.values()})
     if len(names) > 1:
         fail(f"{given} has stepsizes of {', '.join(names)}; name the runs of one experiment, which aida runs lists")
@@ -96,6 +96,8 @@ def _read(run: Path) -> StepsizeLog | str:
     from aida_lab.report.stepsize_figures import read_stepsizes
     from aida_lab.runs.files import StoreError, is_archive, one_line
 
+    if is_archive(run):
+        return f"no stepsizes in {run}: a run records them with aida train --probe"
     archived = is_archive(run.parent)
     if not archived and not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/{_FILE}"))
