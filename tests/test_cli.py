@@ -149,7 +149,7 @@ def test_stepsizes_of_a_folder_without_any_name_the_option_that_records_them(tmp
     found = call("stepsizes", tmp_path, "--out", tmp_path / "out")
     assert found.exit_code == 2
     assert found.output.count("\n") == 1
-    assert "aida train EXPERIMENT --probe" in found.output
+    assert "aida train --probe" in found.output
     assert not (tmp_path / "out").exists()
 
 
