@@ -66,7 +66,7 @@ def _expanded(given: Path) -> list[Path]:
         return [given]
     recorded = [each for each in scan(given) if each.spec is not None and file_exists(each.path / _FILE)]
     if not recorded:
-        fail(f"no stepsizes in {given}: a run records them if it is trained with aida train EXPERIMENT --probe")
+        return [given]
     specs = {each.path: each.spec for each in recorded if each.spec is not None}
     names = sorted({spec.experiment for spec in specs.values()})
     if len(names) > 1:
@@ -76,7 +76,7 @@ def _expanded(given: Path) -> list[Path]:
         by_method.setdefault(spec.method, path)
     shown = list(by_method.values())[:_COLUMNS]
     if len(shown) < len(recorded):
-        said = f"{given}: shows {len(shown)} of {len(recorded)} runs, the lowest seed of each method"
+        said = f"{given}: shows {len(shown)} of {len(recorded)} runs, one per method and at most {_COLUMNS}"
         say(f"{said}; name the folders of runs to see others")
     return shown
 
@@ -96,6 +96,8 @@ def _read(run: Path) -> StepsizeLog | str:
     from aida_lab.report.stepsize_figures import read_stepsizes
     from aida_lab.runs.files import StoreError, is_archive, one_line
 
+    if is_archive(run):
+        return f"no stepsizes in {run}: a run records them with aida train --probe"
     archived = is_archive(run.parent)
     if not archived and not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/{_FILE}"))
