@@ -34,7 +34,10 @@ ALIASES = {
     **dict.fromkeys(("beta", "beta1", "beta2"), "betas"),
     **dict.fromkeys(("decoupled", "weight_decouple", "decouple_weight_decay"), "decoupled_weight_decay"),
     **dict.fromkeys(("max_norm", "clip_grad_norm", "max_grad_norm"), "clip_norm"),
-    **{"learning_rate": "lr", "epsilon": "eps", "wd": "weight_decay", "nan": "nonfinite"},
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "wd": "weight_decay",
+    "nan": "nonfinite",
 }
 
 #: Keys that schedulers and frameworks add. The spelling check must not take them for misspelt keys of ours.
