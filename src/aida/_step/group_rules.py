@@ -30,21 +30,13 @@ STATE_DTYPES = {
 
 #: Other common names of our keys.
 ALIASES = {
-    "K": "projections",
-    "k": "projections",
-    "num_projections": "projections",
+    **dict.fromkeys(("K", "k", "num_projections"), "projections"),
+    **dict.fromkeys(("beta", "beta1", "beta2"), "betas"),
+    **dict.fromkeys(("decoupled", "weight_decouple", "decouple_weight_decay"), "decoupled_weight_decay"),
+    **dict.fromkeys(("max_norm", "clip_grad_norm", "max_grad_norm"), "clip_norm"),
     "learning_rate": "lr",
     "epsilon": "eps",
     "wd": "weight_decay",
-    "beta": "betas",
-    "beta1": "betas",
-    "beta2": "betas",
-    "decoupled": "decoupled_weight_decay",
-    "weight_decouple": "decoupled_weight_decay",
-    "decouple_weight_decay": "decoupled_weight_decay",
-    "max_norm": "clip_norm",
-    "clip_grad_norm": "clip_norm",
-    "max_grad_norm": "clip_norm",
     "nan": "nonfinite",
 }
 
