@@ -1,4 +1,4 @@
-"""How every figure of the package looks and is saved: one set of colours, PNG and SVG side by side."""
+"""The style of all figures, and how they are saved: as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's palette: told apart by readers with any of the common colour-vision deficiencies.
+#: Okabe and Ito's palette, safe for the common colour-vision deficiencies.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-#: What is not the subject of a figure: bounds, grids, remarks.
+#: For bounds, grids and remarks.
 GREY = "#5F6368"
 
-#: Without the salt and the missing date, drawing the same data twice would give two different files.
+#: The fixed salt, and a file without a date, make files of the same data identical.
 _STYLE: Any = {
     "svg.hashsalt": "aida",
     "font.size": 9,
@@ -34,14 +34,14 @@ _STYLE: Any = {
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in the package's style; it belongs to no window and no global state."""
+    """An empty figure that is not registered with pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def styled() -> Any:
-    """The style as a context: what is drawn within follows it, and the reader's own settings stay."""
+    """A context manager that applies the style and restores the user's settings."""
     try:
         from matplotlib import rc_context
     except ModuleNotFoundError:
@@ -52,17 +52,17 @@ def styled() -> Any:
 
 
 def literal(text: str) -> str:
-    """``text`` for a figure, letter by letter: a pair of dollar signs would make a formula of what is between them."""
+    """``text`` with dollar signs escaped, which would otherwise start a formula."""
     return text.replace("$", r"\$")
 
 
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write ``stem.png`` and ``stem.svg``, each at once, making the folder where there is none."""
+    """Write ``stem.png`` and ``stem.svg`` atomically. Missing folders are created."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
     with styled(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a font without a glyph, a name without room
+        warnings.simplefilter("ignore", UserWarning)  # missing glyphs, labels that do not fit
         _write(figure, png, dpi=160, metadata={"Software": None})
         _write(figure, svg, metadata={"Date": None})
     return png, svg
