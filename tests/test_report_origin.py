@@ -131,8 +131,9 @@ def numbers(name):
     for archive in RESULTS.iterdir():
         with tarfile.open(archive) as tar:
             files |= {entry.name: tar.extractfile(entry).read() for entry in tar}
-    for key in {name.split("/")[0] for name in files}:
-        wanted = json.loads(files[f"{key}/spec.json"])
+    specs = {name.split("/")[0]: json.loads(files[name]) for name in files if name.endswith("spec.json")}
+    # a run that measured stepsizes counts only if its seed was not trained without
+    for key, wanted in sorted(specs.items(), key=lambda item: -item[1].get("probe_every", 0)):
         if wanted["experiment"] == name and wanted["epochs"] == 200:
             hyper = wanted["hyper"]
             method = wanted["optimizer"] + (f"-k{hyper['projections']}" if "projections" in hyper else "")
