@@ -251,7 +251,7 @@ def test_the_list_of_runs_is_filtered(browser):
 
 def test_odd_runs_break_nothing_on_the_page(window, tmp_path, monkeypatch):
     """Hostile names, values at the ends of what a number can be: every view of every panel is drawn."""
-    monkeypatch.setattr(build, "draw_all", lambda study, folder: [])
+    monkeypatch.setattr(build, "draw_all", lambda results, folder: [])
     for seed, case in enumerate(CASES):
         make(case, tmp_path / "runs", seed)
     page = write(read([tmp_path / "runs"]), tmp_path / "report").page

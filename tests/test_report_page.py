@@ -162,11 +162,11 @@ def test_a_seed_with_a_probe_beside_one_without_counts_once_and_shows_its_stepsi
         write_run(runs, spec("aida-k2", seed), [90.0 + seed] * 4)
     again = write_run(runs, spec("aida-k2", 0, probe_every=10), [90.0] * 4)
     write_stepsizes(again, "aida")
-    study = read([runs], declared=EXPERIMENTS)
-    data = payload(study, tmp_path)
+    results = read([runs], declared=EXPERIMENTS)
+    data = payload(results, tmp_path)
     (found,) = data["configurations"].values()
     assert [data["runs"][index]["counts"] for index in found["runs"]] == [True, True, True, False]
-    names = [path.name for path in write(study, tmp_path / "out").files]
+    names = [path.name for path in write(results, tmp_path / "out").files]
     assert "all.png" in names
 
 
@@ -198,8 +198,8 @@ def test_figures_are_there_as_png_and_svg(made):
     names = {path.relative_to(root / "out" / "figures").as_posix() for path in report.files if "figures" in path.parts}
     stepsizes = "stepsizes-vgg11-cifar10-fp32"
     for stem in (
-        "curves-table-II", "curves-table-III", "curves-others", "curves-apart", "time-table-III",
-        "search-eps-table-III", "search-eps-apart", "profile",
+        "curves-table-II", "curves-table-III", "curves-others", "curves-shortened", "time-table-III",
+        "search-eps-table-III", "search-eps-shortened", "profile",
         f"{stepsizes}/figure-1", f"{stepsizes}/figure-2", f"{stepsizes}/all",
     ):  # fmt: skip
         assert {f"{stem}.png", f"{stem}.svg"} <= names
@@ -254,19 +254,19 @@ def test_what_is_measured_at_its_end_alone_is_shown_by_its_loss(tmp_path):
         for row in rows[:-1]:
             del row["accuracy"]
         (folder / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    study = read([tmp_path], declared=EXPERIMENTS)
-    (axis,) = plots.curves_of(study.columns, naming.looks(study.methods)).axes
+    results = read([tmp_path], declared=EXPERIMENTS)
+    (axis,) = plots.curves_of(results.columns, naming.looks(results.methods)).axes
     assert axis.get_ylabel() == "training loss"
     assert list(axis.lines[0].get_ydata()) == [-1.0, -2.0, -3.0, -3.5]
-    assert payload(study, tmp_path)["runs"][0]["metric"] == [None, None, None, 90.0]
+    assert payload(results, tmp_path)["runs"][0]["metric"] == [None, None, None, 90.0]
 
 
 def test_a_curve_is_the_mean_over_seeds_with_a_band_of_one_deviation(tmp_path):
     for seed in range(3):
         write_run(tmp_path, spec("adam", seed), [10.0, 20.0, 30.0 + seed, 40.0])
     begin_run(tmp_path, spec("adam", 9), [99.0])
-    study = read([tmp_path], declared=EXPERIMENTS)
-    (axis,) = plots.curves_of(study.columns, naming.looks(study.methods)).axes
+    results = read([tmp_path], declared=EXPERIMENTS)
+    (axis,) = plots.curves_of(results.columns, naming.looks(results.methods)).axes
     assert list(axis.lines[0].get_ydata()) == [10.0, 20.0, 31.0, 40.0]
     assert sorted({y for x, y in axis.collections[0].get_paths()[0].vertices if x == 3}) == pytest.approx([30.0, 32.0])
 

@@ -29,7 +29,7 @@ _NAMED = 12
 
 
 @dataclass(frozen=True)
-class PaperFigure:
+class PaperPlot:
     """One of the paper's figures: what it shows of which methods."""
 
     name: str
@@ -38,10 +38,10 @@ class PaperFigure:
 
 
 PAPER_FIGURES = (
-    PaperFigure("figure-1", "mean", ("Adam", "AdaBelief", "Aida")),
-    PaperFigure("figure-2", "std", ("Adam", "AdaBelief", "Aida")),
-    PaperFigure("figure-3", "mean", ("AdaBelief*", "AdaBelief")),
-    PaperFigure("figure-adam-plus", "mean", ("Adam", "Adam+")),
+    PaperPlot("figure-1", "mean", ("Adam", "AdaBelief", "Aida")),
+    PaperPlot("figure-2", "std", ("Adam", "AdaBelief", "Aida")),
+    PaperPlot("figure-3", "mean", ("AdaBelief*", "AdaBelief")),
+    PaperPlot("figure-adam-plus", "mean", ("Adam", "Adam+")),
 )
 
 

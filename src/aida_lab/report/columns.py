@@ -1,4 +1,4 @@
-"""A column of a table: every method of one experiment under one protocol, ours beside the paper's.
+"""A column of a table: every method of one experiment under one setup, ours beside the paper's.
 
 A method's number is the mean of its best configuration. Its p-value says whether it differs from the reference
 method, adjusted for all methods of the column. A method leads a column only if it differs from every other one.
@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aida_lab.report.collect import Run
-from aida_lab.report.groups import Configuration, Measure, Protocol, ranked
+from aida_lab.report.groups import Configuration, Measure, Setup, ranked
 from aida_lab.report.naming import file_name, ordered
-from aida_lab.report.statistics import Comparison, Summary, against_control, against_published, summarise
+from aida_lab.report.statistics import Comparison, MeanStd, against_control, against_published, mean_std
 from aida_lab.spec import Experiment, Metric, PaperFigure
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
-#: What is said of a configuration that strays.
+#: What is said of a configuration that untried.
 NOT_THE_PAPERS = "not the paper's values"
 
 
@@ -39,7 +39,7 @@ class Cell:
     #: Measures at which it is the best of the column and significantly better than every other method.
     leads: frozenset[Measure] = frozenset()
 
-    def summary(self, measure: Measure) -> Summary | None:
+    def summary(self, measure: Measure) -> MeanStd | None:
         return self.chosen.summary(measure) if self.chosen else None
 
     def best_run(self, metric: Metric) -> tuple[float, Configuration]:
@@ -48,8 +48,8 @@ class Cell:
         Where the paper's values stand for the method, of those alone.
         """
         assert self.chosen is not None
-        own = bool(self.chosen.strays)
-        candidates = [each for each in self.configurations if own or not each.strays]
+        own = bool(self.chosen.untried)
+        candidates = [each for each in self.configurations if own or not each.untried]
         found = [(run.best, each) for each in candidates for run in each.counted if run.best is not None]
         return (max if metric.better == "higher" else min)(found, key=lambda one: one[0])
 
@@ -69,11 +69,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One experiment under one protocol; without a protocol where it has no runs."""
+    """One experiment under one setup; without a setup where it has no runs."""
 
     name: str
     experiment: Experiment | None
-    protocol: Protocol | None
+    setup: Setup | None
     metric: Metric
     reference: str
     cells: tuple[Cell, ...]
@@ -90,9 +90,9 @@ class Column:
     @property
     def id(self) -> str:
         """Fit for a file name and a link."""
-        if self.protocol is None:
+        if self.setup is None:
             return file_name("-".join([self.name, *self.distinction.split()]))
-        known = self.protocol
+        known = self.setup
         words = [self.name, *self._variant, *known.manner.replace(",", "").split()]
         if self.departures or self.experiment is None:
             words += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
@@ -103,13 +103,13 @@ class Column:
     @property
     def detail(self) -> str:
         """How its runs were computed, in words; empty where there are none."""
-        return self.protocol.manner if self.protocol else ""
+        return self.setup.manner if self.setup else ""
 
     @property
     def _variant(self) -> list[str]:
         """The variant, where it is not the one that goes without saying."""
         default = self.experiment.variants[0] if self.experiment else "default"
-        return [self.protocol.variant] if self.protocol and self.protocol.variant != default else []
+        return [self.setup.variant] if self.setup and self.setup.variant != default else []
 
     @property
     def title(self) -> str:
@@ -142,24 +142,24 @@ def column(
     experiment: Experiment | None, metric: Metric, found: Sequence[Configuration], reference: str,
     elsewhere: Mapping[str, int], distinction: str,
 ) -> Column:  # fmt: skip
-    """The column that these configurations, all of one protocol, make."""
-    protocol = found[0].protocol
-    departures = protocol.departures(experiment)
+    """The column that these configurations, all of one setup, make."""
+    setup = found[0].setup
+    departures = setup.departures(experiment)
     groups: dict[str, list[Configuration]] = {}
     paper: Mapping[str, PaperFigure] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        paper = experiment.figures(protocol.variant)
+        paper = experiment.figures(setup.variant)
         groups = {method: [] for method in paper or experiment.paper}
     for each in found:
-        strays = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
-        groups.setdefault(each.method, []).append(replace(each, strays=strays))
+        untried = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
+        groups.setdefault(each.method, []).append(replace(each, untried=untried))
     cells = []
     for method in ordered(groups):
         ranking = ranked(groups[method], metric)
         chosen = ranking[0] if ranking and ranking[0].counted else None
         cells.append(Cell(method, chosen, tuple(ranking), elsewhere.get(method, 0), paper.get(method)))
     tested = _tested(cells, metric, reference)
-    return Column(protocol.experiment, experiment, protocol, metric, reference, tested, departures, distinction)
+    return Column(setup.experiment, experiment, setup, metric, reference, tested, departures, distinction)
 
 
 def empty_column(experiment: Experiment, reference: str, elsewhere: Mapping[str, int]) -> Column:
@@ -216,9 +216,9 @@ def _family(control: str, values: Mapping[str, Sequence[float]], survivors: Coll
         return {}
     whole = {method: found for method, found in values.items() if method not in survivors}
     tested = against_control(control, whole) if control in whole else {}
-    mean = summarise(values[control]).mean
+    mean = mean_std(values[control]).mean
     return {
-        method: tested.get(method) or _untested(summarise(found).mean - mean)
+        method: tested.get(method) or _untested(mean_std(found).mean - mean)
         for method, found in values.items()
         if method != control
     }
@@ -241,7 +241,7 @@ def _leader(
     """
     if not values:
         return None
-    means = {method: summarise(found).mean for method, found in values.items()}
+    means = {method: mean_std(found).mean for method, found in values.items()}
     first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
     if first in survivors:
         return None
@@ -255,7 +255,7 @@ def _against_paper(cell: Cell, metric: Metric) -> Comparison | None:
     if ours is None or cell.chosen is None or cell.paper is None:
         return None
     difference = (cell.best_run(metric)[0] if cell.paper.best else ours.mean) - cell.paper.mean
-    if cell.chosen.strays:
+    if cell.chosen.untried:
         return Comparison(difference, reason=f"{NOT_THE_PAPERS}, no test")
     if cell.paper.best:
         return Comparison(difference, reason="best of all runs, no test")

@@ -1,6 +1,6 @@
 """Runs that may be compared, and runs that may be averaged.
 
-Runs under one :class:`Protocol` may stand in one column of a table; runs of one :class:`Configuration`
+Runs under one :class:`Setup` may stand in one column of a table; runs of one :class:`Configuration`
 differ in nothing but the seed, and their mean is a number of that column. Measuring stepsizes changes no
 other number, so a run with a probe and one without are the same run twice.
 """
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from aida_lab.report.collect import Run
-from aida_lab.report.statistics import Summary, summarise
+from aida_lab.report.statistics import MeanStd, mean_std
 from aida_lab.spec import Experiment, Metric, RunSpec
 
 #: Which epoch of a run is taken for its number.
@@ -24,7 +24,7 @@ Measure = Literal["best", "last"]
 
 
 @dataclass(frozen=True, order=True)
-class Protocol:
+class Setup:
     """All that must agree between two runs of one column: everything in a spec but the method and the seed."""
 
     experiment: str
@@ -39,7 +39,7 @@ class Protocol:
     warmup: int = 0
 
     @classmethod
-    def of(cls, spec: RunSpec) -> Protocol:
+    def of(cls, spec: RunSpec) -> Setup:
         return cls(
             spec.experiment, spec.variant, spec.epochs, spec.batch, spec.limit or 0,
             spec.precision, spec.compiled, spec.deterministic, spec.warmup,
@@ -69,9 +69,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One method with one set of hyper-parameters under one protocol: one run per seed."""
+    """One method with one set of hyper-parameters under one setup: one run per seed."""
 
-    protocol: Protocol
+    setup: Setup
     method: str
     optimizer: str
     hyper: Mapping[str, Any]
@@ -80,12 +80,12 @@ class Configuration:
     #: Runs of a seed that is there already.
     repeats: tuple[Run, ...] = ()
     #: Values that the paper neither fixes nor searched, where its figure for the method stands beside them.
-    strays: Mapping[str, Any] = field(default_factory=dict)
+    untried: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def id(self) -> str:
         """A short name, the same for the same configuration in every report."""
-        text = json.dumps([dataclasses.astuple(self.protocol), self.optimizer, dict(self.hyper)], sort_keys=True)
+        text = json.dumps([dataclasses.astuple(self.setup), self.optimizer, dict(self.hyper)], sort_keys=True)
         # a letter first: scripts put keys that are numbers before all others
         return "c" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -106,9 +106,9 @@ class Configuration:
         """One number per finished seed."""
         return [getattr(run, measure) for run in self.counted]
 
-    def summary(self, measure: Measure) -> Summary | None:
+    def summary(self, measure: Measure) -> MeanStd | None:
         values = self.values(measure)
-        return summarise(values) if values else None
+        return mean_std(values) if values else None
 
     @property
     def commits(self) -> tuple[str, ...]:
@@ -120,10 +120,10 @@ class Configuration:
         """Versions of torch behind its numbers."""
         return tuple(sorted({version for run in self.counted for version in run.torch}))
 
-    def seconds(self) -> Summary | None:
+    def seconds(self) -> MeanStd | None:
         """Training seconds per epoch."""
         known = [run.seconds for run in self.counted if run.seconds is not None]
-        return summarise(known) if known else None
+        return mean_std(known) if known else None
 
 
 def configurations(runs: Iterable[Run]) -> list[Configuration]:
@@ -146,10 +146,10 @@ def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration
     sign = -1.0 if metric.better == "higher" else 1.0
 
     def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
-        summary, strays = each.summary("best"), bool(each.strays)
+        summary, untried = each.summary("best"), bool(each.untried)
         if summary is None:
-            return 0, strays, 0, 0.0, each.id
-        return -summary.n, strays, each.diverged, sign * summary.mean, each.id
+            return 0, untried, 0, 0.0, each.id
+        return -summary.n, untried, each.diverged, sign * summary.mean, each.id
 
     return sorted(found, key=rank)
 
@@ -165,4 +165,4 @@ def _configuration(group: list[Run]) -> Configuration:
         else:
             by_seed[run.spec.seed] = run
     runs = tuple(by_seed[seed] for seed in sorted(by_seed))
-    return Configuration(Protocol.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))
+    return Configuration(Setup.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))

@@ -9,7 +9,7 @@ from aida_lab.report.columns import Column
 from aida_lab.report.grids import Field, Grid, Head, absent, grid
 from aida_lab.report.naming import title
 from aida_lab.report.statistics import LEVEL
-from aida_lab.report.study import Study
+from aida_lab.report.results import Results
 from aida_lab.report.tables import NO_RUNS, column_digits, seeds, why_empty
 
 _STATES = {
@@ -21,9 +21,9 @@ _STATES = {
 }
 
 
-def glance(study: Study) -> Grid:
+def glance(results: Results) -> Grid:
     """One row a task: how the reference does against the paper and against the others."""
-    reference = title(study.reference)
+    reference = title(results.reference)
     heads = [
         Head("task", numeric=False), Head(reference), Head("paper"),
         Head("better than", f"methods that {reference} beats significantly: Dunnett's test, p < {LEVEL}", False),
@@ -31,23 +31,23 @@ def glance(study: Study) -> Grid:
         Head("worse than", f"methods that beat {reference} significantly", False),
         Head("untested", "methods of which no test can be made; the tables say why", False),
     ]  # fmt: skip
-    rows = [_standing(column) for column in study.comparable]
+    rows = [_standing(column) for column in results.comparable]
     return grid("glance", f"{reference} on every task", heads, rows)
 
 
-def trouble(study: Study) -> Grid:
+def excluded(results: Results) -> Grid:
     """Everything in the folders that enters no mean, and why."""
     heads = [
         Head("folder", numeric=False), Head("what", numeric=False), Head("experiment", numeric=False),
         Head("method", numeric=False), Head("seed"), Head("epochs"), Head("why it does not count", numeric=False),
     ]  # fmt: skip
-    owners = {run.key: each.id for column in study.columns for each in column.configurations for run in each.runs}
+    owners = {run.key: each.id for column in results.columns for each in column.configurations for run in each.runs}
     rows = [
         [Field(str(each.folder)), Field("not read"), *[absent("")] * 4, Field(each.problem)]
-        for each in study.collection.unread
+        for each in results.collection.unread
     ]
-    repeats = {run.key for run in study.repeats}
-    for run in study.collection.runs:
+    repeats = {run.key for run in results.repeats}
+    for run in results.collection.runs:
         if run.counts and run.key not in repeats:
             continue
         why = run.remark or _STATES.get(run.state, "")
@@ -62,24 +62,24 @@ def trouble(study: Study) -> Grid:
                 Field(f"{done} of {run.spec.epochs}", done), Field(why),
             ]
         )  # fmt: skip
-    return grid("trouble", "Excluded runs", heads, rows)
+    return grid("excluded", "Excluded runs", heads, rows)
 
 
-def skipped(study: Study) -> list[str]:
+def skipped(results: Results) -> list[str]:
     """Folders that could not be used, a line each; the tables list all runs that are in no mean."""
-    found = [f"{each.folder}: {each.problem}" for each in study.collection.unread]
+    found = [f"{each.folder}: {each.problem}" for each in results.collection.unread]
     broken = ("damaged", "other metric", "two results")
-    return found + [f"{run.folder}: {run.remark}" for run in study.collection.runs if run.state in broken]
+    return found + [f"{run.folder}: {run.remark}" for run in results.collection.runs if run.state in broken]
 
 
-def census(study: Study) -> str:
+def census(results: Results) -> str:
     """How many runs in which state, in words."""
     counted: dict[str, int] = {}
-    for run in study.collection.runs:
+    for run in results.collection.runs:
         state = run.state if run.counts or run.state != "finished" else "without a number"
         counted[state] = counted.get(state, 0) + 1
     said = [f"{count:,} {state}" for state, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
-    said += [words.plural(len(study.collection.unread), "folder") + " not read"] if study.collection.unread else []
+    said += [words.plural(len(results.collection.unread), "folder") + " not read"] if results.collection.unread else []
     return ", ".join(said) or "no runs"
 
 

@@ -19,7 +19,7 @@ from aida_lab.report.naming import title
 from aida_lab.report.payload import payload
 from aida_lab.report.profile import DEFINITION, profile
 from aida_lab.report.statistics import LEVEL, PAPER_REPETITIONS
-from aida_lab.report.study import Study, Table
+from aida_lab.report.results import Results, Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -61,25 +61,25 @@ class Part:
 
 
 def page(
-    study: Study, out: Path, stepsizes: Iterable[Path], problems: Sequence[str], lies_in: Path | None = None
+    results: Results, out: Path, stepsizes: Iterable[Path], problems: Sequence[str], lies_in: Path | None = None
 ) -> str:
     """The text of ``index.html``, which will lie in ``lies_in``, by default ``out``.
 
     ``stepsizes`` are figures that were drawn before, below ``out``; ``problems`` says which could not be.
     """
-    data = payload(study, lies_in or out)
+    data = payload(results, lies_in or out)
     pictures = _pictures(stepsizes, out)
     return _environment().get_template("page.html.jinja").render(
-        study=study,
-        title=title(study.reference),
-        census=listings.census(study),
-        total=len(study.collection.runs),
-        glance=listings.glance(study) if study.comparable else None,
-        trouble=listings.trouble(study),
+        results=results,
+        title=title(results.reference),
+        census=listings.census(results),
+        total=len(results.collection.runs),
+        glance=listings.glance(results) if results.comparable else None,
+        excluded=listings.excluded(results),
         problems=problems,
         # what there is to see first
-        parts=[_part(table, study, pictures) for table in sorted(study.tables, key=lambda each: not each.runs)],
-        profile=profile(study.comparable),
+        parts=[_part(table, results, pictures) for table in sorted(results.tables, key=lambda each: not each.runs)],
+        profile=profile(results.comparable),
         definition=DEFINITION,
         level=LEVEL,
         repetitions=PAPER_REPETITIONS,
@@ -91,8 +91,8 @@ def page(
     )  # fmt: skip
 
 
-def _part(table: Table, study: Study, pictures: Sequence[Picture]) -> Part:
-    places = {column.id: index for index, column in enumerate(study.columns)}
+def _part(table: Table, results: Results, pictures: Sequence[Picture]) -> Part:
+    places = {column.id: index for index, column in enumerate(results.columns)}
     ids = [column.id for column in table.columns]
     finished = [column for column in table.columns if any(cell.chosen for cell in column.cells)]
     return Part(

@@ -15,7 +15,7 @@ from aida_lab.report.groups import Configuration
 from aida_lab.report.landscape import landscapes
 from aida_lab.report.naming import looks, title
 from aida_lab.report.profile import profile
-from aida_lab.report.study import Study
+from aida_lab.report.results import Results
 from aida_lab.report.tables import column_digits
 from aida_lab.runs.files import in_json
 
@@ -25,21 +25,21 @@ _BUDGET = 450_000
 _MOST, _FEWEST = 200, 20
 
 
-def payload(study: Study, out: Path) -> dict[str, Any]:
+def payload(results: Results, out: Path) -> dict[str, Any]:
     """Everything but the text; ``out`` is where the page will lie, and links to run folders start from there."""
-    known = looks(study.methods)
+    known = looks(results.methods)
     runs: list[dict[str, Any]] = []
     configurations: dict[str, Any] = {}
-    points = max(_FEWEST, min(_MOST, _BUDGET // max(1, len(study.collection.runs))))
+    points = max(_FEWEST, min(_MOST, _BUDGET // max(1, len(results.collection.runs))))
     columns = []
-    for index, column in enumerate(study.columns):
-        epochs = thinned(column.protocol.epochs if column.protocol else 1, points)
+    for index, column in enumerate(results.columns):
+        epochs = thinned(column.setup.epochs if column.setup else 1, points)
         for each in column.configurations:
             configurations[each.id] = {"column": index, **_configuration(each, len(runs))}
             runs += [_run(run, epochs, out, run.counts) for run in each.runs]
             runs += [_run(run, epochs, out, False) for run in each.repeats]  # a seed counts once
         columns.append(_column(column, epochs))
-    found = profile(study.comparable)
+    found = profile(results.comparable)
     return {
         "methods": {
             method: {"title": title(method), "colour": look.colour, "dash": look.dash} for method, look in known.items()

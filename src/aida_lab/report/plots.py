@@ -14,8 +14,8 @@ from aida_lab.report.groups import Configuration
 from aida_lab.report.landscape import Landscape, landscapes
 from aida_lab.report.naming import DASHES, MARKERS, Look, file_name, looks, title
 from aida_lab.report.profile import Profile, profile
-from aida_lab.report.statistics import summarise
-from aida_lab.report.study import Study, Table
+from aida_lab.report.statistics import mean_std
+from aida_lab.report.results import Results, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,11 +31,11 @@ _ABREAST, _LABEL = 2, 32
 _DASHED: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES[1:]))
 
 
-def draw_all(study: Study, folder: Path) -> list[Path]:
+def draw_all(results: Results, folder: Path) -> list[Path]:
     """Every figure for which there are runs."""
-    known = looks(study.methods)
+    known = looks(results.methods)
     written: list[Path] = []
-    for table in study.tables:
+    for table in results.tables:
         columns = [column for column in table.columns if any(cell.chosen for cell in column.cells)]
         if not columns:
             continue
@@ -43,7 +43,7 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
         if timed := [column for column in columns if column.timed]:
             written += _write(times_of(timed, known), folder / f"time-{table.name}")
         written += _draw_searches(table, columns, known, folder)
-    if found := profile(study.comparable):
+    if found := profile(results.comparable):
         written += _write(profile_of(found, known), folder / "profile")
     return written
 
@@ -149,7 +149,7 @@ def mean_curve(configuration: Configuration, quantity: Quantity) -> tuple[list[i
     """Epochs that every counted seed has measured, the means there, and the standard deviations (0 for one seed)."""
     rows = [dict(zip(run.curve.epochs, getattr(run.curve, quantity), strict=True)) for run in configuration.counted]
     epochs = [epoch for epoch in rows[0] if all(row.get(epoch) is not None for row in rows)] if rows else []
-    found = [summarise([row[epoch] for row in rows]) for epoch in epochs]
+    found = [mean_std([row[epoch] for row in rows]) for epoch in epochs]
     return epochs, [each.mean for each in found], [each.std or 0.0 for each in found]
 
 

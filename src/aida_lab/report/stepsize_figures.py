@@ -12,7 +12,7 @@ from aida.stepsizes.plots import draw, draw_paper_figures
 from aida.stepsizes.sinks import StepsizeLog, read_jsonl
 from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
-from aida_lab.report.study import Study
+from aida_lab.report.results import Results
 from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, one_line, read_regular
 from aida_lab.runs.records import STEPSIZES
 
@@ -23,7 +23,7 @@ _ABREAST = 6
 _MOST = 5000
 
 
-def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
+def draw_stepsizes(results: Results, folder: Path) -> tuple[list[Path], list[str]]:
     """Those of the paper's figures whose methods were measured, and one of all methods; what could not be read.
 
     A method is shown by one run: of its best configuration that has any, the lowest seed. Aida with another number of
@@ -31,7 +31,7 @@ def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
     """
     written: list[Path] = []
     problems: list[str] = []
-    for column in study.columns:
+    for column in results.columns:
         logs = _logs(column, problems)
         if not logs:
             continue

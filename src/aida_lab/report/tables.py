@@ -12,7 +12,7 @@ from aida_lab.report.grids import Field, Grid, Head, absent, grid
 from aida_lab.report.groups import Configuration, Measure
 from aida_lab.report.naming import ordered, title
 from aida_lab.report.statistics import LEVEL, Comparison
-from aida_lab.report.study import Table
+from aida_lab.report.results import Table
 
 NO_RUNS = "no runs"
 
@@ -114,7 +114,7 @@ def search(column: Column) -> Grid:
 
 def _standing(each: Configuration, cell: Cell) -> str:
     said = ["chosen"] if each is cell.chosen else []
-    said += [NOT_THE_PAPERS] if each.strays else []
+    said += [NOT_THE_PAPERS] if each.untried else []
     return "; ".join(said)
 
 
@@ -178,7 +178,7 @@ def _overview_field(cell: Cell, column: Column) -> Field:
     if cell.chosen is None or best is None:
         return Field(why_empty(cell), note=paper, faint=True)
     text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
-    text += f", {NOT_THE_PAPERS}" if cell.chosen.strays else ""
+    text += f", {NOT_THE_PAPERS}" if cell.chosen.untried else ""
     mixed = mixture(cell.chosen.counted)
     text += f", {mixed}" if mixed else ""
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
@@ -256,9 +256,9 @@ def _remarks(column: Column) -> Sequence[str]:
     """What a reader must know of this column beside the general explanations."""
     said = []
     experiment = column.experiment
-    if experiment and experiment.paper and not column.departures and column.protocol:
+    if experiment and experiment.paper and not column.departures and column.setup:
         variant = paper_variant(experiment)
-        if not experiment.figures(column.protocol.variant):
+        if not experiment.figures(column.setup.variant):
             said.append(f"The paper's figures compare with the variant {variant!r}, not with these.")
     reference = column.cell(column.reference)
     if reference is None or reference.chosen is None:
@@ -313,16 +313,16 @@ def _passed_over(cell: Cell, column: Column) -> list[str]:
     assert chosen is not None
     assert mean is not None
     name, digits = title(cell.method), column_digits(column)
-    own = f"{name}: {words.settings(chosen.strays)} is not among the paper's values." if chosen.strays else ""
+    own = f"{name}: {words.settings(chosen.untried)} is not among the paper's values." if chosen.untried else ""
     stray = rare = ""
     for other in cell.configurations[1:]:  # ranked: the first of a kind is the one to name
         found = other.summary("best")
         if found is None or not column.metric.improves(found.mean, mean.mean):
             continue
         number = f"{words.number(found.mean, digits)} (n={found.n})"
-        if other.strays and not chosen.strays:
+        if other.untried and not chosen.untried:
             stray = stray or (
-                f"{name}: {number} with {words.settings(other.strays)}, which is not among the paper's values "
+                f"{name}: {number} with {words.settings(other.untried)}, which is not among the paper's values "
                 "and does not stand for it."
             )
         elif found.n < mean.n:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aida_lab.report.statistics import Comparison, Summary
+from aida_lab.report.statistics import Comparison, MeanStd
 
 MINUS = "−"
 
@@ -30,7 +30,7 @@ def signed(value: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
-def spread(found: Summary | None, digits: int) -> str:
+def spread(found: MeanStd | None, digits: int) -> str:
     """``91.68 ± 0.16``, or the number alone where there is one seed."""
     if found is None:
         return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aida_lab.report.collect import Collection, Run
 from aida_lab.report.columns import Column, column, empty_column, paper_variant
-from aida_lab.report.groups import Configuration, Protocol, configurations
+from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
 
@@ -39,7 +39,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Study:
+class Results:
     """What the folders hold, ordered."""
 
     collection: Collection
@@ -49,16 +49,16 @@ class Study:
     #: Experiments that the paper does not have.
     others: Table
     #: Runs that are not the experiment as declared: shortened, another batch size.
-    apart: Table
+    shortened: Table
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return (*self.paper, *(table for table in (self.others, self.apart) if table.columns))
+        return (*self.paper, *(table for table in (self.others, self.shortened) if table.columns))
 
     @property
     def columns(self) -> list[Column]:
         """Those with runs."""
-        return [each for table in self.tables for each in table.columns if each.protocol]
+        return [each for table in self.tables for each in table.columns if each.setup]
 
     @property
     def comparable(self) -> list[Column]:
@@ -79,21 +79,21 @@ class Study:
         return [run for each in self.columns for found in each.configurations for run in found.repeats]
 
 
-def examine(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Study:
+def arrange(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Results:
     """Order the runs into columns, and the columns into tables."""
-    groups: dict[Protocol, list[Configuration]] = {}
+    groups: dict[Setup, list[Configuration]] = {}
     for each in configurations(collection.runs):
-        groups.setdefault(each.protocol, []).append(each)
+        groups.setdefault(each.setup, []).append(each)
     columns: dict[str, list[Column]] = {}
-    for protocol in sorted(groups):
-        experiment = experiments.get(protocol.experiment)
-        metric = _metric(experiment, protocol, groups[protocol])
-        elsewhere = _tried_elsewhere(protocol, groups, experiment)
-        distinction = _distinction(protocol, experiment, groups)
-        found = column(experiment, metric, groups[protocol], reference, elsewhere, distinction)
-        columns.setdefault(protocol.experiment, []).append(found)
+    for setup in sorted(groups):
+        experiment = experiments.get(setup.experiment)
+        metric = _metric(experiment, setup, groups[setup])
+        elsewhere = _tried_elsewhere(setup, groups, experiment)
+        distinction = _distinction(setup, experiment, groups)
+        found = column(experiment, metric, groups[setup], reference, elsewhere, distinction)
+        columns.setdefault(setup.experiment, []).append(found)
     every = [each for found in columns.values() for each in found]
-    return Study(
+    return Results(
         collection=collection,
         reference=reference,
         paper=_paper_tables(experiments, columns, reference, groups),
@@ -103,15 +103,15 @@ def examine(collection: Collection, experiments: Mapping[str, Experiment], refer
             tuple(each for each in every if not each.departures and not (each.experiment and each.experiment.table)),
             "Other experiments",
         ),
-        apart=Table(
-            "apart", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
+        shortened=Table(
+            "shortened", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
         ),
     )
 
 
 def _paper_tables(
     experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]], reference: str,
-    groups: Mapping[Protocol, Sequence[Configuration]],
+    groups: Mapping[Setup, Sequence[Configuration]],
 ) -> tuple[Table, ...]:  # fmt: skip
     tables: dict[str, list[Column]] = {}
     for name, experiment in experiments.items():
@@ -121,8 +121,8 @@ def _paper_tables(
         known = [paper, *(variant for variant in experiment.variants if variant != paper)]
         whole = [each for each in columns.get(name, ()) if not each.departures]
         found = tables.setdefault(experiment.table, [])
-        if not any(each.protocol and each.protocol.variant == paper for each in whole):
-            none = Protocol(name, paper, experiment.epochs, experiment.batch, 0, "", False, False)
+        if not any(each.setup and each.setup.variant == paper for each in whole):
+            none = Setup(name, paper, experiment.epochs, experiment.batch, 0, "", False, False)
             found.append(empty_column(experiment, reference, _tried_elsewhere(none, groups, experiment)))
         found += _in_order(whole, known)
     return tuple(
@@ -138,7 +138,7 @@ def _paper_tables(
 
 def _in_order(columns: Iterable[Column], variants: Sequence[str]) -> list[Column]:
     def place(column: Column) -> int:
-        variant = column.protocol.variant if column.protocol else ""
+        variant = column.setup.variant if column.setup else ""
         return variants.index(variant) if variant in variants else len(variants)
 
     return sorted(columns, key=place)
@@ -153,42 +153,42 @@ def _roman(number: str) -> tuple[int, str]:
     return (known.index(number) if number in known else len(known)), number
 
 
-def _metric(experiment: Experiment | None, protocol: Protocol, found: Sequence[Configuration]) -> Metric:
+def _metric(experiment: Experiment | None, setup: Setup, found: Sequence[Configuration]) -> Metric:
     """As declared; for an experiment that is not known here, as the runs' results have it."""
-    if experiment is not None and protocol.variant in experiment.metrics:
-        return experiment.metrics[protocol.variant]
+    if experiment is not None and setup.variant in experiment.metrics:
+        return experiment.metrics[setup.variant]
     for run in (run for each in found for run in each.runs if run.metric):
         return Metric(run.metric, run.metric.replace("_", " "), "lower" if run.better == "lower" else "higher")
     return Metric("", "not known", "higher")
 
 
 def _tried_elsewhere(
-    protocol: Protocol, groups: Mapping[Protocol, Sequence[Configuration]], experiment: Experiment | None
+    setup: Setup, groups: Mapping[Setup, Sequence[Configuration]], experiment: Experiment | None
 ) -> dict[str, int]:
     """Configurations of each method in shortened columns of the same experiment and variant."""
     found: dict[str, set[str]] = {}
     for other, members in groups.items():
-        same = (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
-        if same and other != protocol and other.departures(experiment):
+        same = (other.experiment, other.variant) == (setup.experiment, setup.variant)
+        if same and other != setup and other.departures(experiment):
             for each in members:
                 if each.counted or each.diverged:
                     found.setdefault(each.method, set()).add(json.dumps(dict(each.hyper), sort_keys=True))
     return {method: len(tried) for method, tried in found.items()}
 
 
-def _distinction(protocol: Protocol, experiment: Experiment | None, groups: Iterable[Protocol]) -> str:
+def _distinction(setup: Setup, experiment: Experiment | None, groups: Iterable[Setup]) -> str:
     """In which words this column's title must differ from those of the experiment's others."""
-    departures = protocol.departures(experiment)
+    departures = setup.departures(experiment)
     default = experiment.variants[0] if experiment else "default"
-    words = [] if protocol.variant == default else [protocol.variant]
+    words = [] if setup.variant == default else [setup.variant]
     beside = [
         other
         for other in groups
-        if (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
+        if (other.experiment, other.variant) == (setup.experiment, setup.variant)
         and other.departures(experiment) == departures
     ]
     if len({other.manner for other in beside}) > 1:
-        words.append(protocol.manner)
+        words.append(setup.manner)
     if experiment is None and len({(other.epochs, other.batch) for other in beside}) > 1:
-        words.append(f"{protocol.epochs} epochs, batch {protocol.batch}")
+        words.append(f"{setup.epochs} epochs, batch {setup.batch}")
     return ", ".join([*words, *departures])
