@@ -1,7 +1,7 @@
 """The paper's figures of layerwise stepsizes, from the JSONL files of any runs.
 
-One column a run, one line a layer, a log axis that all columns share, and the bound dashed: how close
-the lines lie together is what the figures are about.
+One column per run, one line per layer, a shared log axis, and the bound dashed. The figures show how close the lines
+are to each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Statistic = Literal["mean", "std"]
 
 _NAMES: dict[Statistic, str] = {"mean": "layerwise mean", "std": "layerwise standard deviation"}
 
-#: Layers named one by one in the margin; more are shown by a scale from the first to the last.
+#: Up to this many layers are named in the margin; more get a colour scale from the first to the last.
 _NAMED = 12
 
 
@@ -46,9 +46,9 @@ PAPER_FIGURES = (
 
 
 def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",)) -> Figure:
-    """Runs side by side, one row a statistic. Weight tensors only, where there are any."""
+    """Runs side by side, one row per statistic. Only weight tensors, if there are any."""
     if not logs:
-        raise ValueError("no run to draw: hand over at least one log of aida.stepsizes.read_jsonl")
+        raise ValueError("no run to draw: pass at least one log of aida.stepsizes.read_jsonl")
     with styled():
         figure = new_figure(1.6 + 3.3 * len(logs), 0.9 + 2.9 * len(statistics))
         axes = figure.subplots(len(statistics), len(logs), sharex=True, sharey="row", squeeze=False)
@@ -60,7 +60,7 @@ def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",
             axes[0, column].set_title(_title(log, statistics[0]))
             axes[-1, column].set_xlabel("step")
         for row, statistic in enumerate(statistics):
-            axes[row, 0].set_ylabel(f"{_NAMES[statistic]}\nof the adaptive stepsizes")
+            axes[row, 0].set_ylabel(f"{_NAMES[statistic]}\nof the adaptive stepsizes, log scale")
         _explain_colours(figure, axes, names, colours)
     return figure
 
@@ -79,7 +79,7 @@ def draw_paper_figures(logs: Iterable[StepsizeLog], folder: str | os.PathLike[st
 
 
 def _weights(log: StepsizeLog) -> list[LayerStepsizes]:
-    """The paper's layers are weights; a bias or the gain of a norm would hide them behind tens of lines."""
+    """The paper shows weights only; biases and gains of norms would add tens of lines."""
     weights = [record for record in log.layers if len(record.shape) >= 2]
     return weights or list(log.layers)
 
@@ -91,7 +91,7 @@ def _draw_run(axis: Any, log: StepsizeLog, statistic: Statistic, colours: dict[s
     for layer, records in lines.items():
         records.sort(key=lambda record: record.step)
         steps, values = [r.step for r in records], [getattr(r, statistic) for r in records]
-        marker = "o" if len(records) == 1 else None  # a line of one point would not be seen
+        marker = "o" if len(records) == 1 else None  # a line of one point is invisible
         axis.plot(steps, values, color=colours[layer], lw=1.5, marker=marker, ms=3)
     axis.set_yscale("log")
     if statistic == "mean":
@@ -102,7 +102,7 @@ def _draw_bounds(axis: Any, log: StepsizeLog) -> None:
     bounds = sorted({record.bound for record in _weights(log) if record.bound is not None})
     highest = max(record.mean for record in _weights(log))
     for bound in bounds:
-        if bound > 100 * highest:  # 1/eps, decades above everything: it would squeeze the lines together
+        if bound > 100 * highest:  # 1/eps, decades above everything, would flatten the lines
             axis.annotate(
                 f"bound {bound:.0e}, off the scale", (0.97, 0.97), xycoords="axes fraction", ha="right", va="top",
                 color=GREY, fontsize=8,
@@ -116,7 +116,7 @@ def _draw_bounds(axis: Any, log: StepsizeLog) -> None:
 
 
 def _title(log: StepsizeLog, statistic: Statistic) -> str:
-    """The method, and one number for how far its stepsizes lie apart at the end: across layers, or inside them."""
+    """The method, and one number for the final spread of its stepsizes: across layers, or inside them."""
     hyper = log.layers[-1].hyper
     words = [log.method]
     if "projections" in hyper:
@@ -133,7 +133,7 @@ def _title(log: StepsizeLog, statistic: Statistic) -> str:
 
 
 def _colours(number: int) -> list[Any]:
-    """From dark to light by depth: even in lightness, so that it survives grey print and colour-blind eyes."""
+    """From dark to light by depth: even in lightness, so it also works in grey print and for colour-blind readers."""
     from matplotlib import colormaps
 
     scale = colormaps["viridis"]

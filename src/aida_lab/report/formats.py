@@ -102,10 +102,10 @@ def _of_column(column: Column) -> dict[str, Any]:
         "experiment": column.name,
         "metric": column.metric.key,
         "better": column.metric.better,
-        "variant": known.variant if known else "",
-        "epochs": known.epochs if known else "",
-        "batch": known.batch if known else "",
-        "manner": known.manner if known else "",
+        "variant": known.variant,
+        "epochs": known.epochs,
+        "batch": known.batch,
+        "manner": known.manner,
         "departures": "; ".join(column.departures),
     }
 
@@ -130,8 +130,8 @@ def _of_cell(cell: Cell, column: Column) -> dict[str, Any]:
 
 def _of_configuration(each: Configuration) -> dict[str, Any]:
     return {
-        **_of_summary("best", each.summary("best")),
-        **_of_summary("last", each.summary("last")),
+        **_of_summary("best", each.mean_std("best")),
+        **_of_summary("last", each.mean_std("last")),
         **_of_summary("seconds", each.seconds()),
         "seeds": " ".join(str(run.spec.seed) for run in each.counted),
         "diverged": each.diverged,

@@ -106,7 +106,7 @@ class Configuration:
         """One number per finished seed."""
         return [getattr(run, measure) for run in self.counted]
 
-    def summary(self, measure: Measure) -> MeanStd | None:
+    def mean_std(self, measure: Measure) -> MeanStd | None:
         values = self.values(measure)
         return mean_std(values) if values else None
 
@@ -146,7 +146,7 @@ def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration
     sign = -1.0 if metric.better == "higher" else 1.0
 
     def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
-        summary, untried = each.summary("best"), bool(each.untried)
+        summary, untried = each.mean_std("best"), bool(each.untried)
         if summary is None:
             return 0, untried, 0, 0.0, each.id
         return -summary.n, untried, each.diverged, sign * summary.mean, each.id

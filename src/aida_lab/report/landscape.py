@@ -25,8 +25,8 @@ class Landscape:
         """At each value the configuration with the best mean over all the others' settings."""
         best: dict[float, Configuration] = {}
         for value, each in self.points[method]:
-            mean, known = each.summary("best"), best.get(value)
-            held = known.summary("best") if known else None
+            mean, known = each.mean_std("best"), best.get(value)
+            held = known.mean_std("best") if known else None
             if mean and (held is None or self.column.metric.improves(mean.mean, held.mean)):
                 best[value] = each
         return sorted(best.items())

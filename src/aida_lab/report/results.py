@@ -1,4 +1,4 @@
-"""All that a report says, as values: the tables of the paper, other experiments, shortened and changed runs."""
+"""Everything a report shows, as values: the paper's tables, other experiments, shortened and changed runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aida_lab.report.collect import Collection, Run
-from aida_lab.report.columns import Column, column, empty_column, paper_variant
+from aida_lab.report.columns import Column, column, paper_variant
 from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
@@ -24,14 +24,16 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns that stand together."""
+    """A group of columns."""
 
     #: For a file name and a link.
     name: str
     title: str
     columns: tuple[Column, ...]
-    #: The title where there is little room.
+    #: For the navigation bar.
     short: str
+    #: Title and name of the experiments that have no runs.
+    missing: tuple[tuple[str, str], ...] = ()
 
     @property
     def runs(self) -> int:
@@ -40,29 +42,29 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """What the folders hold, ordered."""
+    """The runs of all folders, arranged in tables."""
 
     collection: Collection
     reference: str
-    #: The paper's, those with runs and those without, by number.
+    #: The paper's tables by number, with and without runs.
     paper: tuple[Table, ...]
-    #: Experiments that the paper does not have.
+    #: Experiments that are not in the paper.
     others: Table
-    #: Runs that are not the experiment as declared: shortened, another batch size.
+    #: Runs with fewer epochs or batches, another batch size or a warm-up.
     shortened: Table
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return (*self.paper, *(table for table in (self.others, self.shortened) if table.columns))
+        """Those with runs."""
+        return tuple(table for table in (*self.paper, self.others, self.shortened) if table.columns)
 
     @property
     def columns(self) -> list[Column]:
-        """Those with runs."""
-        return [each for table in self.tables for each in table.columns if each.setup]
+        return [each for table in self.tables for each in table.columns]
 
     @property
     def comparable(self) -> list[Column]:
-        """Those whose runs are their experiment as declared."""
+        """Columns whose runs are their experiment as declared."""
         return [each for each in self.columns if not each.departures]
 
     @property
@@ -80,7 +82,7 @@ class Results:
 
 
 def arrange(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Results:
-    """Order the runs into columns, and the columns into tables."""
+    """Arrange the runs in columns, and the columns in tables."""
     groups: dict[Setup, list[Configuration]] = {}
     for each in configurations(collection.runs):
         groups.setdefault(each.setup, []).append(each)
@@ -96,7 +98,7 @@ def arrange(collection: Collection, experiments: Mapping[str, Experiment], refer
     return Results(
         collection=collection,
         reference=reference,
-        paper=_paper_tables(experiments, columns, reference, groups),
+        paper=_paper_tables(experiments, columns),
         others=Table(
             "others",
             "Other experiments",
@@ -109,28 +111,26 @@ def arrange(collection: Collection, experiments: Mapping[str, Experiment], refer
     )
 
 
-def _paper_tables(
-    experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]], reference: str,
-    groups: Mapping[Setup, Sequence[Configuration]],
-) -> tuple[Table, ...]:  # fmt: skip
+def _paper_tables(experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]]) -> tuple[Table, ...]:
     tables: dict[str, list[Column]] = {}
+    missing: dict[str, list[tuple[str, str]]] = {}
     for name, experiment in experiments.items():
         if not experiment.table:
             continue
         paper = paper_variant(experiment)
         known = [paper, *(variant for variant in experiment.variants if variant != paper)]
         whole = [each for each in columns.get(name, ()) if not each.departures]
-        found = tables.setdefault(experiment.table, [])
-        if not any(each.setup and each.setup.variant == paper for each in whole):
-            none = Setup(name, paper, experiment.epochs, experiment.batch, 0, "", False, False)
-            found.append(empty_column(experiment, reference, _tried_elsewhere(none, groups, experiment)))
-        found += _in_order(whole, known)
+        tables.setdefault(experiment.table, []).extend(_in_order(whole, known))
+        if not any(each.setup.variant == paper for each in whole):
+            title = experiment.title + ("" if paper == experiment.variants[0] else f", {paper}")
+            missing.setdefault(experiment.table, []).append((title, name))
     return tuple(
         Table(
             f"table-{number}",
             f"Table {number}: {_title(number, tables[number])}",
             tuple(tables[number]),
             f"Table {number}",
+            tuple(missing.get(number, ())),
         )
         for number in sorted(tables, key=_roman)
     )
@@ -138,7 +138,7 @@ def _paper_tables(
 
 def _in_order(columns: Iterable[Column], variants: Sequence[str]) -> list[Column]:
     def place(column: Column) -> int:
-        variant = column.setup.variant if column.setup else ""
+        variant = column.setup.variant
         return variants.index(variant) if variant in variants else len(variants)
 
     return sorted(columns, key=place)
@@ -177,7 +177,7 @@ def _tried_elsewhere(
 
 
 def _distinction(setup: Setup, experiment: Experiment | None, groups: Iterable[Setup]) -> str:
-    """In which words this column's title must differ from those of the experiment's others."""
+    """What this column's title adds to the experiment's title."""
     departures = setup.departures(experiment)
     default = experiment.variants[0] if experiment else "default"
     words = [] if setup.variant == default else [setup.variant]
