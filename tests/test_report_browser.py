@@ -213,7 +213,8 @@ def test_a_tap_reads_values_off_with_their_deviation_and_a_second_one_elsewhere_
 def test_each_line_has_its_title_at_its_end_and_no_two_overlap(browser):
     with_chart(browser)
     found = browser.run(
-        f"[...document.querySelectorAll('{CHART} [data-label] text')].map(t => [t.textContent, Number(t.getAttribute('y'))])"
+        f"[...document.querySelectorAll('{CHART} [data-label] text')]"
+        ".map(t => [t.textContent, Number(t.getAttribute('y'))])"
     )
     assert {text for text, _ in found} == {"Aida (K=2)", "Aida (K=1)", "AdaBelief", "Adam", "SGD"}
     heights = sorted(height for _, height in found)
@@ -262,7 +263,8 @@ def test_smoothing_moves_the_line_and_not_the_values(browser):
 def test_bands_end_at_the_axes(browser):
     with_chart(browser)
     box, clip = browser.run(
-        f"(() => {{ const r = document.querySelector('{CHART} clipPath rect'), a = document.querySelector('{CHART} path.axis');"
+        f"(() => {{ const r = document.querySelector('{CHART} clipPath rect');"
+        f" const a = document.querySelector('{CHART} path.axis');"
         " const n = name => Number(r.getAttribute(name)), b = a.getBBox();"
         " return [[b.x, b.y, b.width, b.height], [n('x'), n('y'), n('width'), n('height')]]; })()"
     )
@@ -303,7 +305,8 @@ def test_the_page_opens_with_a_verdict_and_a_dot_for_every_method(browser):
     assert len(sentences) == 3
     assert all("Aida (K=2)" in each for each in sentences)
     rows = browser.run(
-        "[...document.querySelectorAll('.dots')].map(each => [...each.querySelectorAll('.row .name')].map(n => n.textContent))"
+        "[...document.querySelectorAll('.dots')]"
+        ".map(each => [...each.querySelectorAll('.row .name')].map(n => n.textContent))"
     )
     for names in rows:
         assert {"Aida (K=1)", "AdaBelief", "Adam", "SGD"} <= set(names)

@@ -13,7 +13,7 @@ import pytest
 from aida_lab.report import formats, tables
 from aida_lab.report.build import read, write_tables
 from aida_lab.report.collect import collect
-from aida_lab.report.listings import census, glance, excluded
+from aida_lab.report.listings import census, excluded, glance
 from aida_lab.spec import Metric, PaperFigure
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import (
@@ -215,7 +215,7 @@ def test_values_that_the_paper_did_not_try_do_not_displace_those_it_did(runs):
     assert found.chosen.hyper["lr"] == 1e-3
     assert found.best_run(ACCURACY)[0] == 90.10
     assert found.against_paper.p is not None
-    said = "Adam: a better mean, 95.10 ± 0.10 (n=3), with lr 0.003, which is not among the paper's values; − Aida (K=2): +3."
+    said = "Adam: a better mean, 95.10 ± 0.10 (n=3), with lr 0.003, which is not among the paper's values; − Aida"
     assert any(remark.startswith(said) for remark in tables.comparison(column_of(results)).remarks)
     listed = [row for row in tables.search(column_of(results)).rows if row[0].text == "Adam"]
     assert [row[-1].text for row in listed] == ["chosen", "not the paper's values"]
@@ -293,7 +293,7 @@ def test_a_configuration_tried_in_several_shortened_ways_was_tried_once(runs):
     ("changes", "words"),
     [
         ({"epochs": 2}, "2 of 4 epochs"),
-        ({"limit": 5}, "at most 5 batches an epoch"),
+        ({"limit": 5}, "at most 5 batches per epoch"),
         ({"warmup": 9}, "a warm-up of 9 steps"),
         ({"batch": 16}, "batch 16 instead of 8"),
         ({"epochs": 8}, "8 of 4 epochs"),

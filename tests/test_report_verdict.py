@@ -38,7 +38,10 @@ def test_a_rival_that_is_ahead_is_named_with_its_lead_and_half_its_interval(tmp_
     (rival,) = rivals(column)
     low, high = rival.comparison.interval
     half = f"{(high - low) / 2:.2f}"
-    assert sentence(column) == f"SGD is ahead of Aida (K=2) by 0.60 ± {half} (not significant); no difference is significant."
+    assert (
+        sentence(column)
+        == f"SGD is ahead of Aida (K=2) by 0.60 ± {half} (not significant); no difference is significant."
+    )
 
 
 def test_a_better_configuration_that_the_paper_did_not_try_is_a_marked_rival(tmp_path):

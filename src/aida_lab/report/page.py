@@ -84,7 +84,7 @@ def page(
         verdicts=[Verdict(each, verdict.sentence(each), verdict.dots(each)) for each in _judged(results)],
         glance=listings.glance(results),
         looks=looks(results.methods),
-        missing=[table for table in results.paper if not table.columns] if _reproduces(results) or not results.columns else [],
+        missing=_missing(results),
         excluded=listings.excluded(results),
         problems=problems,
         parts=[_part(table, results, pictures) for table in results.tables],
@@ -103,6 +103,11 @@ def page(
 def _reproduces(results: Results) -> bool:
     """Whether any of the paper's tables has runs."""
     return any(table.columns for table in results.paper)
+
+
+def _missing(results: Results) -> list[Table]:
+    """The paper's tables without runs; a report of other experiments does not name them."""
+    return [table for table in results.paper if not table.columns and (_reproduces(results) or not results.columns)]
 
 
 def _judged(results: Results) -> list[Column]:

@@ -20,7 +20,7 @@ from aida_lab.spec import Metric
 DEFINITION = (
     "For each method, the share of tasks (shortened runs left out) on which its mean cost is within the given gap of "
     "the lowest mean cost of any method. The cost is 100 − accuracy, or the perplexity, distance or loss itself, at "
-    "the best epoch of the best known configuration, also one with fewer seeds or with values that the paper did not try. "
+    "the best epoch of the best known configuration, also one with fewer seeds or with values the paper did not try. "
     "The gap is cost over lowest cost, minus one. A task on which all runs of a method diverged counts against it. "
     "Methods that were not run on all tasks are left out."
 )

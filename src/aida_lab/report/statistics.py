@@ -1,4 +1,4 @@
-"""Means over seeds, and tests of whether two methods differ. Nothing here knows of runs or tables.
+"""Means over seeds, and tests of whether two methods differ.
 
 Methods are compared with one control, unpaired: seeds do not correlate across methods (docs/comparing.md has the
 numbers), so pairing by seed would only lose degrees of freedom. The variance is pooled over all methods, because a

@@ -5,6 +5,8 @@
 const MARGIN = { left: 58, right: 14, top: 10, bottom: 42 };
 const LABELS = 720; // Narrower charts have no labels at the lines' ends: the legend is enough.
 
+const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
+
 class Chart {
   constructor(host, changed = () => {}) {
     this.host = host;
@@ -107,7 +109,7 @@ class Chart {
     const height = Math.round(Math.max(280, Math.min(460, width * 0.5)));
     const drawn = this.series.map((each) => ({ ...each, points: this.drawable(each) })).filter((each) => each.points.length);
     const labels = width >= LABELS ? drawn.filter((each) => each.kind !== "points" && !each.marked) : [];
-    const right = labels.length ? 24 + 7 * Math.max(...labels.map((each) => each.title.length)) : MARGIN.right;
+    const right = labels.length ? 24 + 7 * Math.max(...labels.map((each) => short(each.title).length)) : MARGIN.right;
     this.box = { x: MARGIN.left, y: MARGIN.top, w: width - MARGIN.left - right, h: height - MARGIN.top - MARGIN.bottom };
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
@@ -213,7 +215,7 @@ class Chart {
     for (const { series, at, from, text } of ends) {
       const group = draw("g", { "data-label": series.name }, this.svg);
       draw("path", { d: `M${from},${at}L${x + w + 8},${text}`, stroke: `var(--c${series.colour})`, fill: "none", "stroke-width": 0.8, opacity: 0.7 }, group);
-      draw("text", { x: x + w + 12, y: text + 4, class: "end", style: `fill: var(--c${series.colour})` }, group).textContent = series.title;
+      draw("text", { x: x + w + 12, y: text + 4, class: "end", style: `fill: var(--c${series.colour})` }, group).textContent = short(series.title);
     }
   }
 

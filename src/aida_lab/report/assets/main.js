@@ -188,7 +188,8 @@ function showScrolling(frame) {
     frame.parentElement.classList.toggle("more-left", frame.scrollLeft > 2);
   };
   frame.addEventListener("scroll", update, { passive: true });
-  new ResizeObserver(update).observe(frame);
+  const observer = new ResizeObserver(update);
+  [frame, frame.firstElementChild].forEach((each) => observer.observe(each));
 }
 
 document.addEventListener("click", (event) => {
