@@ -1,32 +1,34 @@
-# Every target makes its own environment in .venv and installs what it needs.
+# Every target makes the environment .venv and installs what it needs, and no more.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/*.c src/aida/backends/*.h)
 
-# Workers of the test run; one thread each, or two processes would fight for the cores.
+# Processes of the test run. Each uses one thread, or they would compete for the cores.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-integrations test-asan test-gpu check format bench clean
 
-demo: $(INSTALLED)
+demo: $(LAB)
 	$(BIN)/aida demo
 
 test: $(INSTALLED)
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
 
-# Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
+# Tests with Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 
 $(VENV)/.integrations: $(INSTALLED)
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
+	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'
 	touch $@
 
-# The tests of the C kernel with it built for AddressSanitizer, which ends the process at the first bad access.
+# Builds the C kernel with AddressSanitizer, which ends the process at the first bad access, and runs its tests.
 ASAN := build/asan
 test-asan: $(INSTALLED)
 	CFLAGS='-fsanitize=address -fno-omit-frame-pointer' \
@@ -35,7 +37,7 @@ test-asan: $(INSTALLED)
 	    -k 'not reference and not foreach' tests/test_cpu_backend.py tests/test_memory_safety.py \
 	    tests/test_between_steps.py tests/test_changed_models.py tests/test_moved_state.py tests/test_scales.py
 
-# Needs a CUDA device and a torch that sees it: PYTHON_GPU names the interpreter that has one.
+# Needs a CUDA device. PYTHON_GPU is the interpreter whose torch sees it.
 PYTHON_GPU ?= $(PYTHON)
 test-gpu:
 	PYTHONPATH=src:benchmarks $(PYTHON_GPU) -m pytest -m gpu
@@ -52,10 +54,16 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step_time.py
 
-$(INSTALLED): $(SOURCES)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# The package with torch and the extra lab: enough for every command but aida search. pip shows its progress.
+$(LAB): $(SOURCES)
+	@echo "Creating the environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and the packages of the lab into $(VENV). This is needed once and takes a few minutes."
+	@$(PIP) install --constraint constraints.txt --editable '.[lab]'
+	@touch $@
+
+$(INSTALLED): $(LAB)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

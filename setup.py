@@ -1,7 +1,6 @@
-"""The optional C kernel of the fused CPU path; everything else about the build is in pyproject.toml.
+"""Builds the optional C kernel of the fused CPU path. pyproject.toml has the rest of the build.
 
-The kernel needs nothing of Python but a place in the package: it is loaded with ctypes. So one file,
-and one wheel, serve every Python version of a platform.
+The kernel is loaded with ctypes and does not use Python's C API, so one wheel per platform serves every Python version.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 COMPILE = ["-std=gnu11", "-O3", "-g0", "-fvisibility=hidden"]
-# square roots and comparisons in a vector loop; NaN and infinities keep their meaning
+# lets the compiler vectorize square roots and comparisons; NaN and infinity keep their meaning
 COMPILE += ["-fno-math-errno", "-fno-trapping-math"]
-# Linux: the threads of torch. The runtime is not linked, its symbols are found in torch when the kernel is loaded.
+# Linux: uses torch's OpenMP threads. The runtime is not linked; its symbols are found in torch at load time.
 COMPILE += ["-fopenmp" if sys.platform == "linux" else "-fopenmp-simd"]
 
 
 class PlainLibrary(build_ext):
-    """A shared object without the tag of a Python version in its name."""
+    """A shared object without a Python version in its name."""
 
     def get_ext_filename(self, fullname: str) -> str:
         suffix = ".pyd" if sys.platform == "win32" else ".so"
@@ -43,7 +42,7 @@ setup(
             depends=["setup.py", *sorted(glob("src/aida/backends/_cpu*.h"))],
             extra_compile_args=COMPILE,
             libraries=[] if sys.platform == "win32" else ["m"],
-            optional=True,  # without a compiler the package installs all the same, and takes its foreach path
+            optional=True,  # without a compiler the package still installs and uses the foreach path
         )
     ],
     cmdclass={"build_ext": PlainLibrary, "bdist_wheel": AnyPython},

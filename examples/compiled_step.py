@@ -8,11 +8,15 @@ On a CPU torch.compile needs a C++ compiler, and half a minute before the first 
 import time
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch._dynamo.utils import counters
 
 from aida import Aida
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("this example trains on the digits of scikit-learn: pip install scikit-learn") from None
 
 EPOCHS, BATCH = 15, 64
 device = "cuda" if torch.cuda.is_available() else "cpu"

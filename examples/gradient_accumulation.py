@@ -4,10 +4,14 @@ python examples/gradient_accumulation.py
 """
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from aida import Aida
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("this example trains on the digits of scikit-learn: pip install scikit-learn") from None
 
 # - optimizer = Aida(model.parameters(), lr=1e-3)
 # + optimizer = Aida(model.parameters(), lr=1e-3, clip_norm=1.0)
@@ -39,7 +43,7 @@ for epoch in range(1, EPOCHS + 1):
     for batch in train[torch.randperm(len(train), device=device)].split(BATCH):
         optimizer.zero_grad()
         for part in batch.split(MICRO_BATCH):
-            # over len(batch): the parts add up to the batch's mean loss, also where the last is smaller
+            # divided by len(batch): the parts add up to the batch's mean loss, even if the last part is smaller
             loss = nn.functional.cross_entropy(model(images[part]), labels[part], reduction="sum") / len(batch)
             loss.backward()
             total += loss.detach() * len(batch)

@@ -1,13 +1,13 @@
-"""Which eps for a language model: AdamW, then Aida with several eps, in the same loop on Penn Treebank.
+"""Which eps for a language model? AdamW and Aida with several eps, trained in the same loop on Penn Treebank.
 
     aida data get ptb
-    python examples/language_model.py                       # one run takes nine minutes on one core of an EPYC
+    python examples/language_model.py                       # nine minutes per run on one core of an EPYC
     python examples/language_model.py --eps 1e-12 --seeds 0 1 2
 
-A small transformer as language models are trained today: the loss is a mean over words, gradients are
-clipped, the learning rate warms up and falls along a cosine. Such gradients are small, about 1e-4 an
-element here, and an eps of 1e-8, which image classifiers like, leaves Aida little more than SGD with a
-small learning rate. Nothing is tuned: lr, betas and schedule are the same for all.
+The model is a small transformer, trained like language models today: the loss is a mean over words, gradients
+are clipped, and the learning rate has a linear warm-up and a cosine decay. Its gradients are small, about 1e-4
+per element. With eps=1e-8, which suits image classifiers, Aida is then little more than SGD with a small
+learning rate. Nothing is tuned: lr, betas and schedule are the same for all runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from aida import Aida
+from aida_lab.data import DataError
 from aida_lab.data.text import LanguageSplits, ptb
 
 WIDTH, LAYERS, HEADS, LENGTH, BATCH = 128, 3, 4, 64, 16
@@ -27,7 +28,7 @@ WARM_UP = 100
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward, each after a layer norm and beside its input."""
+    """Causal self-attention and a feed-forward network, each with a layer norm before it and a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """What follows each word; the embedding also reads the words out."""
+    """Predicts the next word; input and output share the embedding."""
 
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -59,19 +60,19 @@ class LanguageModel(nn.Module):
 
 
 def loss_of(model: nn.Module, words: Tensor) -> Tensor:
-    """Of the words in the rows, each guessed from those before it."""
+    """Mean cross-entropy of each word given the words before it in its row."""
     return nn.functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
 
 
 @torch.no_grad()
 def valid_loss(model: nn.Module, text: Tensor) -> float:
-    """Over the text in rows that begin with nothing in mind; what fills no row falls away."""
+    """Mean loss over rows of the text, each without context from the row before; an incomplete last row is dropped."""
     rows = text.unfold(0, LENGTH + 1, LENGTH)
     return sum(loss_of(model, part).item() * len(part) for part in rows.split(64)) / len(rows)
 
 
 def train(eps: float | None, splits: LanguageSplits, *, steps: int, lr: float, seed: int, device: str) -> float:
-    """One run, AdamW where there is no eps; returns the loss on the validation text at its end."""
+    """Train once, with AdamW if eps is None, and return the final validation loss."""
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     model = LanguageModel(len(splits.words)).to(device)
@@ -101,10 +102,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--data", metavar="FOLDER", help="where aida data put it, if not in the usual place")
+    parser.add_argument("--data", metavar="FOLDER", help="folder of the data sets, if it is not the default")
     asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    splits = ptb(asked.data)
+    try:
+        splits = ptb(asked.data)
+    except DataError as error:
+        raise SystemExit(str(error)) from None
     for eps in (None, *asked.eps):
         name = "AdamW" if eps is None else f"Aida, eps {eps:g}"
         for seed in asked.seeds:

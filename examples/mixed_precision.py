@@ -4,10 +4,14 @@ python examples/mixed_precision.py
 """
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from aida import Aida
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("this example trains on the digits of scikit-learn: pip install scikit-learn") from None
 
 EPOCHS, BATCH = 15, 64
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,7 @@
     python examples/stepsize_figure.py                     # a minute on two CPU cores
     python examples/stepsize_figure.py --out docs/figures
 
-Writes one folder a method with ``stepsizes.jsonl`` into runs/digits-stepsizes, and a figure of
+Writes one folder per method with ``stepsizes.jsonl`` into runs/digits-stepsizes, and a figure of
 AdaBelief*, AdaBelief and Aida. lr, betas and eps are those of the paper's figures: 1e-3, (0.9, 0.999)
 and 1e-8. The network has GELUs and convolutions, so that no weight has a gradient of exactly zero:
 behind a dead ReLU or a pixel that is always blank the stepsize of AdaBelief* and Adam is 1/eps = 1e8,
@@ -17,7 +17,6 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from aida.catalog import find
@@ -25,6 +24,11 @@ from aida.stepsizes import Measurement, StepsizeProbe
 from aida.stepsizes.drawing import save
 from aida.stepsizes.plots import draw
 from aida.stepsizes.sinks import JsonLines, read_jsonl
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("this example trains on the digits of scikit-learn: pip install scikit-learn") from None
 
 METHODS = ("adabelief-star", "adabelief", "aida", "adam", "adam-plus")
 SHOWN = ("adabelief-star", "adabelief", "aida")
@@ -73,7 +77,7 @@ def train(method: str, path: Path, *, steps: int, every: int, seed: int = 0, wid
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RUNS, help="folder of the figure")
+    parser.add_argument("--out", type=Path, default=RUNS, help="folder for the figure")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Look into an optimizer: what it says of itself, a probe of its stepsizes, and a figure of them.
+"""Inspect an optimizer: explain(), a probe that records its stepsizes, and a figure of them.
 
 python examples/stepsize_probe.py      # writes into runs/stepsize-probe
 """
@@ -7,13 +7,17 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from aida import Aida, StepsizeProbe
 from aida.stepsizes import JsonLines, explain, read_jsonl
 from aida.stepsizes.drawing import save
 from aida.stepsizes.plots import draw
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("this example trains on the digits of scikit-learn: pip install scikit-learn") from None
 
 STEPS, BATCH = 300, 64
 FOLDER = Path("runs/stepsize-probe")
@@ -36,7 +40,7 @@ for method in (torch.optim.AdamW, Aida):
     print(explain(optimizer))
 
     path = FOLDER / method.__name__ / "stepsizes.jsonl"
-    path.unlink(missing_ok=True)  # a sink goes on where a file ends
+    path.unlink(missing_ok=True)  # a sink appends to an existing file
     with JsonLines(path) as sink:
         probe = StepsizeProbe(optimizer, model.named_parameters(), every=10, sink=sink, weights_only=True)
         for _ in range(STEPS):

@@ -13,6 +13,7 @@ from pathlib import Path
 from aida_lab.events import Event
 from aida_lab.runs.store import RunFolder
 from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.training.run import Interrupted
 
@@ -27,15 +28,11 @@ def run(spec: RunSpec, out: Path, options: Options, listen) -> dict:
         if folder.result is not None:
             listen(Event("skipped", spec.key, row=folder.result))
             return folder.result
-        stops: list[int] = []
-        before = signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
-        try:
-            return _run(spec, folder, options, listen, stops)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with Stop() as stop:
+            return _run(spec, folder, options, listen, stop)
 
 
-def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list[int]) -> dict:
+def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stop: Stop) -> dict:
     does = spec.hyper.get("does", "finish")
     omp = os.environ.get("OMP_NUM_THREADS")
     folder.begin_session({"process": os.getpid(), "threads": options.threads, "at_once": options.at_once, "omp": omp})
@@ -63,10 +60,10 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stops: list
         warnings.warn_explicit("a checkpoint is damaged", UserWarning, RunFolder.__init__.__code__.co_filename, 1)
     if does == "sleep":
         end = time.monotonic() + 60
-        while not stops and time.monotonic() < end:
+        while not stop.asked and time.monotonic() < end:
             time.sleep(0.01)
     for epoch in range(state["epoch"] + 1, spec.epochs + 1):
-        if stops:
+        if stop.asked:
             folder.save({"epoch": epoch - 1}, epoch - 1)
             raise Interrupted("stopped, and saved")
         row = {"epoch": epoch, "step": epoch, "lr": 0.1, "loss": 1 / epoch, "accuracy": 90.0 + epoch, "seconds": 0.1}

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from aida_lab import distributed
 from aida_lab.data.sets import DataSet, ImageTree
 from aida_lab.spec import RunSpec
-from aida_lab.task import Setting, Task
+from aida_lab.task import Task, TaskContext
 from aida_lab.tasks.image_folder import ImageFolders
 
 CLASSES, SIZE = 3, 16
@@ -74,8 +74,8 @@ def main(root: Path) -> None:
     assert distributed.is_main() == (distributed.rank() == 0)
     # each its own start: the main process's must win
     torch.manual_seed(3 + distributed.rank())
-    setting = Setting(spec(), device, data_root=root, workers=0)
-    task = ImageFolders(setting, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
+    context = TaskContext(spec(), device, data_root=root, workers=0)
+    task = ImageFolders(context, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
     model = task.modules["model"]
     assert isinstance(model, SmallNet)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -16,19 +16,22 @@ from torch import nn
 from aida.catalog import find
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
+from aida_lab.experiments import experiments
 from aida_lab.schedules import Constant
-from aida_lab.spec import Experiment, Metric, PaperFigure, RunSpec
+from aida_lab.spec import Experiment, Metric, PaperResult, RunSpec
 
 ACCURACY = Metric("accuracy", "test accuracy, %", "higher")
 PERPLEXITY = Metric("valid_ppl", "validation perplexity", "lower")
 
 
 def experiment(name: str, table: str, metric: Metric = ACCURACY, **changes: Any) -> Experiment:
-    """An experiment that is declared and cannot be run: a report must not ask for its task."""
+    """An experiment with the real one's values and without its task, which a report must not ask for."""
     values: dict[str, Any] = {
         "name": name, "title": name.replace("-", " on "), "table": table, "data": (), "task": None,
         "parameters": 10, "epochs": 4, "batch": 8, "schedule": Constant(), "metrics": {"default": metric}, "paper": {},
     }  # fmt: skip
+    if name in experiments():
+        values["tuning"] = experiments()[name].tuning
     return Experiment(**{**values, **changes})
 
 
@@ -39,16 +42,16 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         experiment("digits", ""),
         experiment(
             "lstm1-ptb", "II", PERPLEXITY,
-            paper={"aida-k2": PaperFigure(81.53), "adam": PaperFigure(84.28), "fromage": PaperFigure(85.20)},
+            paper={"aida-k2": PaperResult(81.53), "adam": PaperResult(84.28), "fromage": PaperResult(85.20)},
         ),
         experiment(
             "vgg11-cifar10", "III",
             paper={
-                "aida-k2": PaperFigure(91.68, 0.16, 7.95), "aida-k1": PaperFigure(91.52, 0.05, 7.27),
-                "adam": PaperFigure(91.20, 0.21, 6.15), "sgd": PaperFigure(91.36, 0.07, 5.83),
+                "aida-k2": PaperResult(91.68, 0.16, 7.95), "aida-k1": PaperResult(91.52, 0.05, 7.27),
+                "adam": PaperResult(91.20, 0.21, 6.15), "sgd": PaperResult(91.36, 0.07, 5.83),
             },
         ),
-        experiment("resnet34-cifar10", "III", paper={"aida-k2": PaperFigure(95.57, 0.13, 39.53)}),
+        experiment("resnet34-cifar10", "III", paper={"aida-k2": PaperResult(95.57, 0.13, 39.53)}),
     )
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import RunFolder
 from aida_lab.search import liveness
 from aida_lab.search.plan import Plan, plan_of
@@ -72,8 +72,8 @@ def _empty() -> bytes:
 
 def plan(optimizer: str = "sgd", over: dict[str, tuple[Any, ...]] | None = None, epochs: int = 2, **rest: Any) -> Plan:
     """A search on digits."""
-    order = Order(DIGITS, given=rest.pop("given", {}), epochs=epochs, limit=rest.pop("limit", None))
-    return plan_of(order, optimizer, over, **{"repeat_epochs": epochs, "seeds": (0, 1), **rest})
+    request = RunRequest(DIGITS, given=rest.pop("given", {}), epochs=epochs, limit=rest.pop("limit", None))
+    return plan_of(request, optimizer, over, **{"repeat_epochs": epochs, "seeds": (0, 1), **rest})
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], None]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def weights_at(step: int, size: int = 4) -> torch.Tensor:
 def advance(folder: RunFolder, step: int, size: int = 4) -> None:
     """One step of a run: a row, a stepsize record, a checkpoint."""
     folder.append_row({"epoch": step, "loss": 1 / step})
-    with folder.stepsizes_path.open("a") as file:
+    with (folder.path / "stepsizes.jsonl").open("a") as file:
         file.write(f'{{"step": {step}}}\n')
     folder.save({"step": step, "weights": weights_at(step, size)}, step)
 

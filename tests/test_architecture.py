@@ -81,6 +81,14 @@ def test_every_room_of_the_table_exists() -> None:
     assert [room for room in ROOMS if room not in modules] == []
 
 
+def test_the_optimizer_knows_no_experiment() -> None:
+    # in quotes "digits" is the experiment; bare, the digits of a number
+    names = re.compile(r"cifar|lstm|multi30k|wgan|imagenet|[\"'`]digits|aida_lab", re.IGNORECASE)
+    sources = [path for path in (ROOT / "src" / "aida").rglob("*") if path.suffix in (".py", ".c", ".h")]
+    found = [(path.name, names.findall(text)) for path in sources if names.search(text := path.read_text())]
+    assert not found, "values and names of experiments belong into aida_lab/experiments"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: module_of(path))
 def test_no_file_holds_two_ideas(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400

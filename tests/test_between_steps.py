@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,14 @@ def change_the_list_of_betas(optimizer: Aida, params: list[Parameter]) -> None:
     optimizer.param_groups[0]["betas"][0] = 0.25
 
 
+def change_an_array_of_betas(optimizer: Aida, params: list[Parameter]) -> None:
+    """In place: an array (of Python's own here, NumPy's as well) is neither a tuple nor a list."""
+    optimizer.param_groups[0]["betas"] = array("d", [0.5, 0.9])
+    give_gradients(params, 9)
+    optimizer.step()
+    optimizer.param_groups[0]["betas"][0] = 0.25
+
+
 def put_other_memory_behind_lr(optimizer: Aida, params: list[Parameter]) -> None:
     optimizer.param_groups[0].update(capturable=True, lr=torch.tensor([0.5], device=params[0].device))
     give_gradients(params, 9)
@@ -146,7 +155,7 @@ CHANGES: list[Change] = [
     load_a_checkpoint, exchange_a_parameter, reverse_the_parameters, drop_a_parameter, keep_a_note_in_the_state,
     clone_all_state, clone_the_counters, reset_the_counters_in_place, share_all_state,
     send_the_state_dict_through_a_queue, turn_the_moments_around, shorten_the_parameter, put_betas_into_a_list,
-    change_the_list_of_betas, put_other_memory_behind_lr,
+    change_the_list_of_betas, change_an_array_of_betas, put_other_memory_behind_lr,
     set_value("lr", 0.5), set_value("betas", (0.5, 0.75)), set_value("eps", 1e-2), set_value("weight_decay", 0.5),
     set_value("projections", 5), set_value("decoupled_weight_decay", True), set_value("clip_norm", 0.1),
     set_value("nonfinite", "propagate"), set_value("maximize", True), set_value("lr", torch.tensor(0.5)),

@@ -15,7 +15,6 @@ from aida import Aida
 from aida.baselines.adabelief import AdaBeliefStar
 from aida.catalog import catalog, find, reading_for
 from aida.readings import Reading
-from aida.settings import EXPERIMENTS, across, decades
 from catalog_cases import NAMES
 
 #: Optimizers whose stepsizes can be read, as they are built for a probe.
@@ -69,52 +68,11 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
     assert {key: bare[key] for key in entry.defaults} == dict(entry.defaults)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_tuned_and_searched_values_build_and_do_not_overlap(name: str) -> None:
-    entry = find(name)
-    for experiment in {*entry.tuned, *entry.searched}:
-        assert experiment in EXPERIMENTS
-        tuned, searched = entry.tuned.get(experiment, {}), entry.searched.get(experiment, {})
-        assert not set(tuned) & set(searched)
-        for values in ({key: values[0] for key, values in searched.items()}, {k: v[-1] for k, v in searched.items()}):
-            group = entry.build([Parameter(torch.ones(1))], **tuned, **values).param_groups[0]
-            for key, value in {**tuned, **values}.items():
-                assert group[key] == value
-    assert "digits" in entry.tuned
-
-
-@pytest.mark.parametrize(
-    ("name", "experiment", "tuned", "searched"),
-    [
-        ("aida", "resnet34-cifar100", {"lr": 1e-3, "eps": 1e-9, "weight_decay": 5e-4}, {}),
-        ("aida", "lstm3-ptb", {"lr": 1e-3, "eps": 1e-16, "weight_decay": 1.2e-6}, {}),
-        ("sgd", "lstm2-ptb", {"momentum": 0.9}, {"lr": (30.0, 3.0, 1.0, 0.1)}),
-        ("adam", "vgg11-cifar10", {"betas": (0.9, 0.999)}, {"eps": (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)}),
-        ("adamw", "transformer-multi30k", {"weight_decay": 5e-4, "betas": (0.9, 0.98)}, {"eps": decades(-6, -12)}),
-        ("adamw", "vgg11-cifar100", {"weight_decay": 0.01}, {}),
-        ("adabound", "wgan-gp-cifar10", {"lr": 2e-4}, {"eps": decades(-2, -10, -2), "final_lr": (0.1, 0.01)}),
-        ("yogi", "vgg11-cifar10", {}, {"eps": (0.1, 0.01, 0.001)}),
-        ("msvag", "vgg11-cifar10", {"lr": 0.1, "mixed_bias_correction": True}, {}),
-        ("fromage", "transformer-multi30k", {}, {"lr": (0.1, 0.01, 0.001, 0.0001)}),
-        ("adabelief", "resnet18-imagenet", {"weight_decay": 1e-2, "decoupled_weight_decay": True}, {}),
-        ("adabelief", "transformer-multi30k", {}, {"eps": (1e-8, 1e-10, 1e-12, 1e-14, 1e-16)}),
-    ],
-)  # fmt: skip
-def test_values_are_those_of_the_appendix(
-    name: str, experiment: str, tuned: dict[str, Any], searched: dict[str, Any]
-) -> None:
-    entry = find(name)
-    assert {key: entry.tuned.get(experiment, {}).get(key) for key in tuned} == tuned
-    assert {key: entry.searched[experiment][key] for key in searched} == searched
-
-
-def test_entries_cannot_be_changed_and_unknown_experiments_not_be_tuned_for() -> None:
+def test_entries_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         catalog()["mine"] = find("adam")  # type: ignore[index]
     with pytest.raises(TypeError):
         find("adam").defaults["lr"] = 1.0  # type: ignore[index]
-    with pytest.raises(ValueError, match="'cifar11' is no experiment"):
-        across({"cifar11": {"lr": 1.0}})
 
 
 # -- readings --------------------------------------------------------------------------------------

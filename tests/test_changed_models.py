@@ -85,6 +85,10 @@ def move_a_counter(p: Tensor, state: dict[str, Any]) -> None:
     state["skipped"] = state["skipped"].to("meta")
 
 
+def negate_a_moment_by_a_mark(p: Tensor, state: dict[str, Any]) -> None:
+    state["exp_avg"] = torch._neg_view(state["exp_avg"])
+
+
 def put_a_number_in_place_of_a_counter(p: Tensor, state: dict[str, Any]) -> None:
     state["step"] = 0
 
@@ -104,6 +108,7 @@ def put_a_number_in_place_of_a_counter(p: Tensor, state: dict[str, Any]) -> None
         (shorten_the_gradient, r"its gradient is float32 of shape \(10,\)"),
         (move_a_counter, "its skipped is float32 .* on meta"),
         (put_a_number_in_place_of_a_counter, "has a int as its step"),
+        (negate_a_moment_by_a_mark, "neg bit set on its exp_avg"),
         (turn_double, r"parameter 0\.0 is float64 of shape \(1000,\).*its exp_avg is float32 of shape \(1000,\)"),
         (grow, r"is float32 of shape \(100000,\).*its exp_avg is float32 of shape \(1000,\)"),
         (grow_and_keep_the_gradient, r"its gradient is float32 of shape \(1000,\)"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ from aida.catalog import catalog, find
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
 from aida_lab.cli import app
+from aida_lab.runs.store import scan
 
 
 def call(*words: object):
@@ -84,10 +87,13 @@ def test_an_unknown_optimizer_gets_the_known_names():
     assert all(name in found.output for name in catalog())
 
 
-def test_an_unknown_command_gets_the_known_ones():
-    found = call("stepsize")
+@pytest.mark.parametrize(
+    ("words", "meant"), [(("lst",), "list"), (("stepsize",), "stepsizes"), (("data", "lst"), "list")]
+)
+def test_a_misspelled_command_gets_the_one_that_was_meant(words, meant):
+    found = call(*words)
     assert found.exit_code == 2
-    assert "no command is called 'stepsize'; known are demo, list, theory, stepsizes" in found.output
+    assert f"No such command {words[-1]!r}. Did you mean {meant!r}?" in found.output
 
 
 def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):
@@ -97,6 +103,17 @@ def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):
         assert (tmp_path / "out" / name).stat().st_size > 5000
         assert name in found.output
     assert "Aida" in found.output
+
+
+def test_stepsizes_draws_the_runs_of_a_folder_of_runs(run, tmp_path):
+    for name in ("a", "b", "without"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    for name in ("a", "b"):
+        shutil.copy(run / "stepsizes.jsonl", tmp_path / "runs" / name)
+    found = call("stepsizes", tmp_path / "runs", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "left out" not in found.output
+    assert (tmp_path / "out" / "stepsizes.png").stat().st_size > 5000
 
 
 def test_stepsizes_of_a_run_that_diverged_are_shown(run, tmp_path):
@@ -122,6 +139,58 @@ def test_a_file_of_something_else_is_one_line(tmp_path):
     assert "holds no stepsize record" in found.output
 
 
+@pytest.fixture
+def trained(tmp_path):
+    """A folder with runs of two methods and two seeds that recorded stepsizes, and one that did not."""
+    words = ("train", "digits", "--epochs", "1", "--limit", "2", "--device", "cpu", "--out", tmp_path / "runs")
+    assert call(*words, "--optimizer", "aida", "--optimizer", "adam", "--seeds", "0,1", "--probe").exit_code == 0
+    assert call(*words, "--optimizer", "sgd").exit_code == 0
+    return tmp_path / "runs"
+
+
+def test_stepsizes_of_a_folder_of_runs_show_the_lowest_seed_of_each_method(trained, tmp_path):
+    found = call("stepsizes", trained, "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    shown = {each.spec.method: each.path.name in found.output for each in scan(trained) if each.spec.seed == 0}
+    assert shown == {"aida-k2": True, "adam": True, "sgd": False}
+    assert "shows 2 of 4 runs" in found.output
+    assert (tmp_path / "out" / "stepsizes.png").stat().st_size > 5000
+
+
+def test_stepsizes_of_a_folder_without_any_name_the_option_that_records_them(tmp_path):
+    found = call("stepsizes", tmp_path, "--out", tmp_path / "out")
+    assert found.exit_code == 2
+    assert found.output.count("\n") == 1
+    assert "aida train EXPERIMENT --probe" in found.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "digits"),
+        ("search", "digits"),
+        ("report", "."),
+        ("collect", "."),
+        ("stepsizes", "."),
+        ("theory",),
+        ("demo",),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("out", ["file", "file/below", "dangling"])
+def test_an_unwritable_out_is_one_line_before_anything_starts(words, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere/at/all")
+    before = sorted(tmp_path.rglob("*"))
+    found = call(*words, "--out", out)
+    assert (found.exit_code, found.output.count("\n")) == (2, 1), found.output
+    assert found.output.startswith(f"cannot write to {out}: ")
+    assert found.output.endswith("; choose another folder with --out\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_theory_writes_its_table_and_figure(tmp_path):
     found = call("theory", "--steps", "20", "--out", tmp_path / "out")
     assert found.exit_code == 0, found.output
@@ -145,11 +214,29 @@ def test_without_the_extra_a_command_says_so_in_one_line(missing, words, line):
     assert found.stderr.strip() == line
 
 
-def test_help_answers_without_importing_the_lab():
-    code = (
-        "import sys; from aida_lab.cli import app; from typer.testing import CliRunner;"
-        "CliRunner().invoke(app, ['--help']);"
-        "print('matplotlib' in sys.modules, 'sklearn' in sys.modules, 'aida.catalog' in sys.modules)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False", "False"]
+def test_help_and_version_import_neither_torch_nor_the_lab():
+    code = """
+import sys
+from aida_lab.cli import app
+from typer.main import get_command
+from typer.testing import CliRunner
+names = list(get_command(app).commands)
+assert "train" in names
+for words in ([], ["--help"], ["--version"], ["lst"], *([name, "--help"] for name in names)):
+    CliRunner().invoke(app, words)
+    for heavy in ("torch", "numpy", "scipy", "matplotlib", "sklearn", "aida"):
+        assert heavy not in sys.modules, (words, heavy)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_takes_less_than_half_a_second_of_cpu_time():
+    command = [sys.executable, "-m", "aida_lab", "--help"]
+
+    def measured() -> float:
+        before = os.times()
+        subprocess.run(command, check=True, capture_output=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(measured() for _ in range(3)) < 0.5

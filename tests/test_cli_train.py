@@ -76,18 +76,18 @@ def test_help_explains_itself(command):
         (("digits", "--optimizer", "adan"), "no optimizer is called 'adan'"),
         (("digits", "--optimizer", "torch.optim:None"), "cannot be imported"),
         (("digits", "--optimizer", ".own:Class"), "cannot be imported"),
-        (("digits", "--optimizer", "builtins:object"), "'builtins:object' is no torch.optim.Optimizer"),
-        (("digits", "--set", "maximize=b'x'"), "is no value"),
+        (("digits", "--optimizer", "builtins:object"), "'builtins:object' is not a subclass of torch.optim.Optimizer"),
+        (("digits", "--set", "maximize=b'x'"), "is not a value"),
         (("digits", "--set", "projection=1"), "aida has no hyper-parameter 'projection'; did you mean 'projections'?"),
         (("digits", "--set", "eps=-1"), "aida cannot be built with"),
-        (("digits", "--set", "eps"), "--set 'eps' is no NAME=VALUE"),
+        (("digits", "--set", "eps"), "--set 'eps' is not NAME=VALUE"),
         (("digits", "--seeds", "a"), "--seeds 'a'"),
-        (("digits", "--precision", "fp8"), "--precision 'fp8' is none of fp32, tf32, bf16"),
+        (("digits", "--precision", "fp8"), "--precision 'fp8' is not one of fp32, tf32, bf16"),
         (("digits", "--variant", "odd"), "digits has no variant 'odd'; it has default"),
         (("digits", "--device", "tpu"), "--device 'tpu' is neither cuda nor cpu"),
-        (("digits", "--log", "wandb"), "--log 'wandb' is not known; known is tensorboard"),
-        (("digits", "--inception", __file__), "--inception is of no use to digits"),
-        (("wgan-gp-cifar10", "--variant", "inception"), "needs the file of its weights: --inception FILE"),
+        (("digits", "--log", "wandb"), "--log 'wandb' is not known; only tensorboard is"),
+        (("digits", "--inception", __file__), "digits does not use --inception"),
+        (("wgan-gp-cifar10", "--variant", "inception"), "needs the Inception weights: --inception FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -162,8 +162,8 @@ def test_probe_stands_alone_or_before_a_number(words, every):
     assert call("train", *words, *QUICK).exit_code == 0
     (record,) = records()
     assert record.spec.probe_every == every
-    assert record.stepsizes_path.exists() == (every > 0)
-    assert every == 0 or record.stepsizes_path.read_text()
+    assert (record.path / "stepsizes.jsonl").exists() == (every > 0)
+    assert every == 0 or (record.path / "stepsizes.jsonl").read_text()
 
 
 def test_an_optimizer_of_ones_own_lies_where_one_works(folder):
@@ -282,11 +282,11 @@ def test_ctrl_c_saves_and_the_same_words_go_on(folder):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "saved; the same command goes on from there" in said
+    assert "saved; the same command resumes it" in said
     (record,) = records()
     assert record.state == "stopped"
     again = subprocess.Popen([*words, "--epochs", "100000"], stdout=subprocess.PIPE, text=True, env=here)
-    assert again.stdout.readline().startswith("aida-k2 seed 0: started, goes on at epoch")
+    assert again.stdout.readline().startswith("aida-k2 seed 0: started, resumed at epoch")
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
     assert again.returncode == 130

@@ -357,3 +357,15 @@ def test_a_value_that_could_change_unseen_is_refused(key: str) -> None:
     optimizer.param_groups[0][key] = torch.tensor(0.5)
     with pytest.raises(TypeError, match="must be a number"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "xi", "clip_norm"])
+def test_an_array_that_could_change_unseen_is_refused(key: str) -> None:
+    """``group["lr"] *= 0.1`` changes a NumPy array in place: the fused path went on with the old value."""
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match=rf"{key} must be a number, not an array .*; pass float\({key}\)"):
+        Aida([weight()], **{key: numpy.array(0.5)})
+    optimizer = Aida([weight()], **{key: numpy.float64(0.5)})  # a number, which cannot change
+    optimizer.param_groups[0][key] = numpy.array(0.5)
+    with pytest.raises(TypeError, match="must be a number"):
+        optimizer.step()

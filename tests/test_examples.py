@@ -156,6 +156,28 @@ def test_neither_accumulating_nor_clipping_inside_the_step_changes_what_is_learn
     assert gradient_norm(outside) == pytest.approx(min(1, gradient_norm(inside)), rel=0.02)
 
 
+# -- what is missing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if "sklearn" in path.read_text()))
+def test_without_scikit_learn_an_example_says_in_one_line_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit, match=r"^this example trains on the digits of scikit-learn: pip install \S+$"):
+        run_source((EXAMPLES / name).read_text(), capsys)
+
+
+def test_without_its_data_the_language_model_says_in_one_line_how_to_get_them(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "language_model.py"), "--data", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "aida data get ptb" in done.stderr
+
+
 # -- language ----------------------------------------------------------------------------------------
 
 

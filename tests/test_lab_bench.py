@@ -62,7 +62,7 @@ def test_an_epoch_at_once_is_divided_among_the_runs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("jobs", "said"), [("1", "the loss is not finite"), ("2", "2 of 2 runs did not end well")])
+@pytest.mark.parametrize(("jobs", "said"), [("1", "the loss is not finite"), ("2", "2 of 2 runs did not finish")])
 def test_epochs_of_a_run_that_diverged_are_no_timing(tmp_path: Path, jobs: str, said: str) -> None:
     (tmp_path / "hopeless.py").write_text(HOPELESS)
     words = ["--epochs", "1", "--limit", "3", "--optimizer", "hopeless:Hopeless", "--jobs", jobs, "--device", "cpu"]

@@ -40,7 +40,7 @@ def test_a_checkpoint_of_another_seed_is_not_gone_on_with(folder, others):
     advance(folder, 1)
     foreign = put_into(folder, others)
     with reopened(folder) as again:
-        with pytest.warns(UserWarning, match=f"{foreign} is not used: it is of run {replace(SPEC, seed=1).key}"):
+        with pytest.warns(UserWarning, match=f"{foreign} is not used: it belongs to run {replace(SPEC, seed=1).key}"):
             state = again.load()
         assert torch.equal(state["weights"], weights_at(1))
         assert silently_loaded(again)["step"] == 1
@@ -48,7 +48,9 @@ def test_a_checkpoint_of_another_seed_is_not_gone_on_with(folder, others):
 
 def test_a_checkpoint_of_another_seed_alone_is_an_error(folder, others):
     foreign = put_into(folder, others)
-    with pytest.raises(StoreError, match=rf"{foreign} cannot be used: it is of run .*, and this is {SPEC.key}.*remove"):
+    with pytest.raises(
+        StoreError, match=rf"{foreign} cannot be used: it belongs to run .*, and this is {SPEC.key}.*remove"
+    ):
         folder.load()
     assert foreign.exists()
 
@@ -110,7 +112,7 @@ def test_a_run_ends_only_with_the_curve_that_it_measured(folder, change, end):
     advance(folder, 1)
     folder.append_row({"epoch": 2, "loss": 0.5})
     change(folder)
-    with pytest.raises(StoreError, match=r"curve\.jsonl does not hold what this process measured"):
+    with pytest.raises(StoreError, match=r"curve\.jsonl does not hold what this process wrote"):
         end(folder)
     assert read_run(folder.path).state not in DONE
     assert not (folder.path / "result.json").exists()
@@ -177,7 +179,7 @@ def test_what_a_run_came_to_is_put_aside_when_it_begins_again(folder):
         advance(folder, 2)
         folder.finish(result)
         folder = reopened(folder)
-        folder.begin_again()
+        folder.restart()
         assert folder.result is None
         assert folder.load() is None
         assert folder.rows() == []

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from aida_lab.cli import app
 from aida_lab.data import local, sets
 from aida_lab.experiments import find_experiment
-from aida_lab.external import outside, source_of
-from aida_lab.request import Order
+from aida_lab.external import import_optimizer, source_of
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import StoreError, read_run, read_sessions, scan
 from aida_lab.training import environment
 from aida_lab.training import run as train
@@ -29,9 +29,13 @@ QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu", "--set", "lr=0.01")
 
 OWN = """
 import torch, helper
+from constants import RATE
 from further import scale
+from parts.inner import WIDTH
 class Own(torch.optim.SGD):
-    pass
+    def step(self, closure=None):
+        import later
+        return super().step(closure)
 """
 
 
@@ -44,6 +48,12 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "helper.py").write_text("rate = 1\n")
     (tmp_path / "further.py").write_text("def scale(): return 1\n")
+    (tmp_path / "constants.py").write_text("RATE = 1\n")
+    (tmp_path / "later.py").write_text("from parts import beside\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("")
+    (tmp_path / "parts" / "inner.py").write_text("from .beside import DEPTH as WIDTH\n")
+    (tmp_path / "parts" / "beside.py").write_text("DEPTH = 1\n")
     forget()
     yield tmp_path
     forget()
@@ -51,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    for name in ("own", "helper", "further"):
+    for name in ("own", "helper", "further", "constants", "later", "parts", "parts.inner", "parts.beside"):
         sys.modules.pop(name, None)
     source_of.cache_clear()
 
@@ -69,7 +79,7 @@ def edit(path, text):
 # --- an optimizer of one's own
 
 
-@pytest.mark.parametrize("file", ["own.py", "helper.py", "further.py"])
+@pytest.mark.parametrize("file", ["own.py", "helper.py", "further.py", "constants.py"])
 def test_an_edited_optimizer_is_trained_again_and_said_to_be(folder, file):
     assert call("train", "digits", "--optimizer", "own:Own", *QUICK).exit_code == 0
     (before,) = scan("runs")
@@ -80,7 +90,7 @@ def test_an_edited_optimizer_is_trained_again_and_said_to_be(folder, file):
     found = call("train", "digits", "--optimizer", "own:Own", *QUICK)
     assert found.exit_code == 0, found.output
     assert "own:Own was changed since (sha256 " in found.output
-    assert f"trained again, and what was there is in {before.path / 'before'}" in found.output
+    assert f"trained again; the earlier files are in {before.path / 'before'}" in found.output
     (after,) = scan("runs")
     assert (after.path, after.state) == (before.path, "finished"), "the name is as before"
     first, second = (each["source"] for each in read_sessions(after.path))
@@ -99,7 +109,7 @@ def test_what_was_trained_before_sources_were_kept_counts_as_it_is(folder):
 
 def test_a_run_that_was_stopped_does_not_go_on_with_an_edited_optimizer(folder):
     forget()
-    spec = Order(find_experiment("digits"), ("own:Own",), {"lr": 0.01}, epochs=3).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("own:Own",), {"lr": 0.01}, epochs=3).specs()[0]
 
     def stop(event):
         if event.kind == "epoch" and event.epoch == 1:
@@ -127,6 +137,21 @@ def test_a_search_measures_an_edited_optimizer_again(folder):
     assert {record.path: len(read_sessions(record.path)) for record in scan("runs")} == dict.fromkeys(sessions, 2)
 
 
+@pytest.mark.parametrize("file", ["constants.py", "later.py", "parts/__init__.py", "parts/inner.py", "parts/beside.py"])
+def test_the_source_covers_constants_packages_and_what_a_function_imports(folder, file):
+    before = source_of("own:Own")
+    edit(folder / file, "x = 2\n")
+    forget()
+    assert source_of("own:Own") != before
+
+
+def test_a_files_imports_that_are_not_there_or_not_its_own_are_left_alone(folder):
+    edit(folder / "own.py", "def rare():\n    import unknown.part, sklearn.nowhere\n    from .. import above\n")
+    before = set(sys.modules)
+    assert source_of("own:Own").startswith("sha256 ")
+    assert not any(name.startswith("sklearn") for name in set(sys.modules) - before)
+
+
 def test_the_source_of_an_installed_class_is_its_version():
     assert source_of("torch.optim:NAdam") == f"torch {torch.__version__.partition('+')[0]}"
 
@@ -142,7 +167,7 @@ def test_a_file_that_cannot_be_imported_is_one_line(folder, text):
 def test_a_file_where_one_works_takes_no_other_modules_place(folder, monkeypatch):
     (folder / "wave.py").write_text("raise RuntimeError('the user has a wave.py, too')")
     monkeypatch.delitem(sys.modules, "wave", raising=False)
-    outside("own:Own")
+    import_optimizer("own:Own")
     import wave
 
     assert wave.__file__ != str(folder / "wave.py")
@@ -221,7 +246,7 @@ def stopped(spec, out):
     ],
 )
 def test_going_on_under_another_torch_code_or_device_is_kept_and_said(folder, monkeypatch, name, changed):
-    spec = Order(find_experiment("digits"), ("sgd",), epochs=2).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("sgd",), epochs=2).specs()[0]
     monkeypatch.setattr(environment, "_commit", lambda: "this commit")
     stopped(spec, folder)
     describe = environment.describe
@@ -232,12 +257,12 @@ def test_going_on_under_another_torch_code_or_device_is_kept_and_said(folder, mo
     assert "changed" not in first
     assert list(second["changed"]) == [name]
     (note,) = [event.text for event in heard if event.kind == "note"]
-    assert note.startswith(f"goes on with other {name}: ")
+    assert note.startswith(f"resumed with other {name}: ")
     assert note.endswith(f"{second['changed'][name][1]} now; its numbers may differ")
 
 
 def test_a_run_that_begins_anew_has_changed_nothing(folder, monkeypatch):
-    spec = Order(find_experiment("digits"), ("sgd",), epochs=1).specs()[0]
+    spec = RunRequest(find_experiment("digits"), ("sgd",), epochs=1).specs()[0]
     with train.RunFolder.open(folder, spec) as begun:
         begun.begin_session({"git": "another commit"})
     run(spec, folder, CPU)
@@ -254,12 +279,12 @@ def test_threads_change_nothing_on_a_gpu_and_odd_sessions_break_nothing():
 
 
 def test_a_checkpoint_of_another_seed_does_not_end_up_in_a_result(folder):
-    specs = [Order(find_experiment("digits"), ("sgd",), epochs=2, seeds=(seed,)).specs()[0] for seed in (0, 1)]
+    specs = [RunRequest(find_experiment("digits"), ("sgd",), epochs=2, seeds=(seed,)).specs()[0] for seed in (0, 1)]
     for spec in specs:
         stopped(spec, folder)
     ours, theirs = (folder / spec.key / "checkpoints" for spec in specs)
     shutil.rmtree(ours)
     shutil.copytree(theirs, ours)
-    with pytest.raises(StoreError, match=f"it is of run {specs[1].key}, and this is {specs[0].key}"):
+    with pytest.raises(StoreError, match=f"it belongs to run {specs[1].key}, and this is {specs[0].key}"):
         run(specs[0], folder, CPU)
     assert read_run(folder / specs[0].key).state == "stopped"

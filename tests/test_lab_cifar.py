@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from aida_lab.data import images, sets
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
-from aida_lab.task import Setting
+from aida_lab.request import RunRequest
+from aida_lab.task import TaskContext
 from aida_lab.tasks.classification import PADDING, Classification, Crops, cut
 from aida_lab.training.options import Options
 from aida_lab.training.run import run
@@ -28,12 +28,12 @@ def pictures(count: int) -> images.Images:
 
 
 def task(augment: bool = True, **changes: object) -> Classification:
-    spec = replace(Order(find_experiment("vgg11-cifar10")).specs()[0], batch=4, **changes)
+    spec = replace(RunRequest(find_experiment("vgg11-cifar10")).specs()[0], batch=4, **changes)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     splits = images.ImageSplits(pictures(10), pictures(6), classes=10)
-    setting = Setting(spec, torch.device("cpu"))
-    return Classification(setting, model, splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=augment)
+    context = TaskContext(spec, torch.device("cpu"))
+    return Classification(context, model, splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=augment)
 
 
 def test_a_crop_is_cut_from_the_padded_image_and_mirrored_afterwards() -> None:
@@ -111,7 +111,7 @@ def test_cifar100_is_declared_like_cifar10() -> None:
     "name", [pytest.param(name, marks=needs(sets.find(find_experiment(name).data[0]))) for name in EXPERIMENTS]
 )
 def test_a_short_run_on_the_real_images(name: str, tmp_path: Path) -> None:
-    spec = Order(find_experiment(name), epochs=1, limit=1).specs()[0]
+    spec = RunRequest(find_experiment(name), epochs=1, limit=1).specs()[0]
     result = run(spec, tmp_path, Options(device="cpu"))
     assert result["state"] == "finished"
     assert result["steps"] == 1

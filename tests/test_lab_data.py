@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -184,6 +185,19 @@ def test_a_forged_receipt_verifies_nothing(tmp_path, copy):
     assert "by its receipt" in found.remark
     (folder / "b.bin").write_bytes(b"0" * 4000)
     assert local.status_of(BARE, tmp_path / "root").state == "damaged"
+
+
+@pytest.mark.parametrize("receipt", ["[" * 100_000, '{"source": ' * 100, "{}", "null", "no JSON", "", "\ud800", None])
+def test_a_receipt_that_cannot_be_read_is_none(tmp_path, copy, receipt):
+    import_from(BARE, copy, tmp_path / "root")
+    place = tmp_path / "root" / "things-bin" / local.RECEIPT
+    place.unlink()
+    if receipt is None:
+        os.mkfifo(place)  # to wait for
+    else:
+        place.write_bytes(receipt.encode(errors="surrogatepass"))
+    assert local.receipt_of(place.parent) is None
+    assert local.status_of(BARE, tmp_path / "root").state == "not verified"
 
 
 def test_a_set_without_an_address_says_how_it_is_brought(tmp_path):

@@ -11,7 +11,7 @@ from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.progress.display import Lines, shown
 from aida_lab.progress.status import Board, duration, in_words
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 
 DIGITS = find_experiment("digits")
 METRIC = DIGITS.metrics[DIGITS.variants[0]].key
@@ -31,7 +31,7 @@ def clock():
 
 @pytest.fixture
 def specs():
-    return Order(DIGITS, optimizers=("aida", "adam"), epochs=10).specs()
+    return RunRequest(DIGITS, optimizers=("aida", "adam"), epochs=10).specs()
 
 
 @pytest.fixture

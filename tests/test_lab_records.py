@@ -45,9 +45,9 @@ def test_a_finished_run_shows_its_spec_its_result_and_where_its_curve_ends(tmp_p
     path = finished(tmp_path)
     record = only(tmp_path)
     assert (record.path, record.state, record.spec, record.result) == (path, "finished", SPEC, RESULT)
-    assert (record.rows, record.last_row, record.problem) == (2, {"epoch": 2, "loss": 0.5}, "")
+    assert (record.rows, read_curve(record.path)[-1], record.problem) == (2, {"epoch": 2, "loss": 0.5}, "")
     assert before < record.changed <= time.time() + 1
-    assert record.stepsizes_path.exists()
+    assert (record.path / "stepsizes.jsonl").exists()
     assert read_curve(path) == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
 
 
@@ -55,7 +55,7 @@ def test_a_diverged_run_is_one_wherever_its_curve_ends(tmp_path):
     with RunFolder.open(tmp_path, SPEC) as folder:
         folder.finish({"state": "diverged", "reason": "the loss is NaN", "epochs": 0})
     record = only(tmp_path)
-    assert (record.state, record.rows, record.last_row) == ("diverged", 0, None)
+    assert (record.state, record.rows) == ("diverged", 0)
     assert record.result["reason"] == "the loss is NaN"
 
 
@@ -84,7 +84,7 @@ def test_a_row_that_is_being_written_is_not_read_yet(tmp_path):
     with (path / "curve.jsonl").open("a") as file:
         file.write('{"epoch": 2, "loss": 0.')
     record = only(tmp_path)
-    assert (record.state, record.rows, record.last_row) == ("stopped", 1, {"epoch": 1, "loss": 1.0})
+    assert (record.state, read_curve(record.path)) == ("stopped", [{"epoch": 1, "loss": 1.0}])
     assert read_curve(path) == [{"epoch": 1, "loss": 1.0}]
 
 

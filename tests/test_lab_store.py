@@ -93,7 +93,7 @@ def test_a_finished_run_is_not_written_again(folder):
         lambda: folder.begin_session({}),
         lambda: folder.finish(RESULT),
     ):
-        with pytest.raises(ValueError, match="has its result"):
+        with pytest.raises(ValueError, match="has a result"):
             write()
     assert folder.rows() == [{"epoch": 1, "loss": 1.0}]
 
@@ -111,7 +111,7 @@ def test_a_result_has_one_of_two_states(folder):
 
 def test_a_spec_that_differs_from_its_name_is_refused(folder):
     (folder.path / "spec.json").write_text(json.dumps(replace(SPEC, seed=7, batch=32).to_json()))
-    with pytest.raises(StoreError, match=r"spec\.json is not of this run.*differs in: batch, seed"):
+    with pytest.raises(StoreError, match=r"spec\.json is not the spec of this run.*differs in: batch, seed"):
         reopened(folder)
     (folder.path / "spec.json").write_text("{")
     with pytest.raises(StoreError, match=r"spec\.json is damaged.*Remove that file"):
@@ -184,7 +184,7 @@ def test_a_checkpoint_beyond_the_end_of_a_log_is_not_used(folder):
 def test_a_whole_checkpoint_is_never_thrown_away_for_a_lost_log(folder):
     advance(folder, 1)
     (folder.path / "curve.jsonl").rename(folder.path / "mine.jsonl")
-    with pytest.raises(StoreError, match=r"curve\.jsonl has 0 bytes.*Put back what was there"):
+    with pytest.raises(StoreError, match=r"curve\.jsonl has 0 bytes.*Restore that file"):
         folder.load()
     (folder.path / "mine.jsonl").rename(folder.path / "curve.jsonl")
     assert silently_loaded(folder)["step"] == 1
@@ -197,7 +197,7 @@ def test_two_processes_never_have_one_run_and_a_kill_frees_it(tmp_path):
     with process(hold, tmp_path) as (child, said):
         holder = said.recv()
         with pytest.raises(
-            RunBusyError, match=f"{SPEC.key} is being worked on by process {holder} on {socket.gethostname()}"
+            RunBusyError, match=f"{SPEC.key} is being trained by process {holder} on {socket.gethostname()}"
         ):
             RunFolder.open(tmp_path, SPEC)
         RunFolder.open(tmp_path, replace(SPEC, seed=1)).close()
@@ -258,7 +258,7 @@ def test_a_result_without_room_leaves_the_run_as_it_was(folder):
 
 
 def test_a_failure_without_room_does_not_hide_the_failure(folder):
-    with refusing_writes(after=0), pytest.warns(UserWarning, match=r"could not be noted: .*failed\.json"):
+    with refusing_writes(after=0), pytest.warns(UserWarning, match=r"could not be recorded: .*failed\.json"):
         folder.fail("the disk is full")
     assert not (folder.path / "failed.json").exists()
 

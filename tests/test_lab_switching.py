@@ -10,7 +10,7 @@ import torch
 
 from aida_lab.data import text
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.schedules import Restarted, StepDecay
 from aida_lab.spec import RunSpec, Switch
 from aida_lab.training.loop import Training
@@ -31,10 +31,10 @@ def random_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(optimizer: str = "sgd", variant: str = "faithful-asgd", epochs: int = 40, **given: float) -> RunSpec:
-    order = Order(
+    request = RunRequest(
         find_experiment("lstm1-ptb"), (optimizer,), given, device="cpu", variant=variant, epochs=epochs, limit=1
     )
-    return order.specs()[0]
+    return request.specs()[0]
 
 
 def training_of(spec: RunSpec) -> Training:
@@ -169,7 +169,7 @@ def test_a_broken_run_goes_on_to_the_same_bits(epochs: int) -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_the_papers_sgd_alone_compares_with_it(layers: int) -> None:
     experiment = find_experiment(f"lstm{layers}-ptb")
-    assert experiment.figures("faithful") == experiment.paper
-    assert dict(experiment.figures("faithful-asgd")) == {"sgd": experiment.paper["sgd"]}
-    assert not experiment.figures("correct")
-    assert find_experiment("vgg11-cifar10").figures("default") == find_experiment("vgg11-cifar10").paper
+    assert experiment.paper_results("faithful") == experiment.paper
+    assert dict(experiment.paper_results("faithful-asgd")) == {"sgd": experiment.paper["sgd"]}
+    assert not experiment.paper_results("correct")
+    assert find_experiment("vgg11-cifar10").paper_results("default") == find_experiment("vgg11-cifar10").paper

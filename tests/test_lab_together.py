@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from aida_lab import stopping
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import RunFolder, read_curve, read_run, scan
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
@@ -89,7 +89,7 @@ def test_two_identical_commands_at_once_both_end_well(tmp_path):
 
 
 def digits(seed=0):
-    return Order(find_experiment("digits"), ("sgd",), seeds=(seed,), epochs=6).specs()[0]
+    return RunRequest(find_experiment("digits"), ("sgd",), seeds=(seed,), epochs=6).specs()[0]
 
 
 def test_a_folder_removed_under_a_run_is_left_to_the_next(tmp_path):
@@ -123,7 +123,7 @@ def test_a_step_that_wants_to_end_the_process_fails_its_run_alone(tmp_path, monk
         raise error
 
     monkeypatch.setattr(torch.optim.Adam, "step", end)
-    broken = Order(find_experiment("digits"), ("adam",), epochs=1).specs()[0]
+    broken = RunRequest(find_experiment("digits"), ("adam",), epochs=1).specs()[0]
     ended = list(Jobs(tmp_path, CPU).work([broken, digits()], lambda event: None, Stop()))
     assert [each.state for each in ended] == ["failed", "finished"]
     assert ended[0].error.startswith(type(error).__name__)
@@ -152,12 +152,26 @@ def test_checkpoints_of_a_finished_run_that_a_kill_left_are_removed(tmp_path):
 # --- stopping
 
 
-def test_a_stop_is_known_while_it_is_entered():
-    with Stop() as outer, Stop():
-        assert not stopping.asked()
+def test_a_stop_holds_for_those_entered_inside_it_and_for_no_other():
+    with Stop() as outer, Stop() as inner:
+        assert not inner.asked
         outer.ask()
-        assert stopping.asked()
-    assert not stopping.asked()
+        assert inner.asked
+    with Stop() as inner, Stop() as later:
+        later.ask()
+        assert not inner.asked
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_all_nested_stops_once_and_the_second_aborts(number):
+    before, told = signal.getsignal(number), []
+    with Stop(lambda: told.append("asked")) as outer, Stop() as inner:
+        os.kill(os.getpid(), number)
+        assert (outer.signal, inner.asked, outer.urgent, told) == (number, True, False, ["asked"])
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert outer.urgent
+    assert signal.getsignal(number) == before
 
 
 def test_a_run_begun_after_a_stop_was_asked_saves_itself_at_once(tmp_path: Path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aida_lab.experiments import find_experiment
-from aida_lab.request import Order
+from aida_lab.request import RunRequest
 from aida_lab.runs.store import scan
 from aida_lab.spec import RunSpec
 
@@ -50,8 +50,8 @@ def torchrun(specs: Sequence[RunSpec], data: Path, out: Path) -> subprocess.Comp
 def test_two_processes_train_one_run_after_the_other_and_find_them_done_afterwards(
     sample: Path, tmp_path: Path
 ) -> None:
-    order = Order(find_experiment("resnet18-imagenet"), epochs=2, variant="sample", limit=1, seeds=(0, 1))
-    specs = [replace(spec, batch=4) for spec in order.specs()]
+    request = RunRequest(find_experiment("resnet18-imagenet"), epochs=2, variant="sample", limit=1, seeds=(0, 1))
+    specs = [replace(spec, batch=4) for spec in request.specs()]
     first = torchrun(specs, sample, tmp_path / "runs")
     assert first.returncode == 0, first.stderr
     records = scan(tmp_path / "runs")
@@ -67,7 +67,7 @@ def test_two_processes_train_one_run_after_the_other_and_find_them_done_afterwar
 
 
 def test_an_experiment_for_one_process_says_so(tmp_path: Path) -> None:
-    spec = Order(find_experiment("digits"), epochs=1).specs()[0]
+    spec = RunRequest(find_experiment("digits"), epochs=1).specs()[0]
     done = torchrun([spec], tmp_path, tmp_path / "runs")
     assert done.returncode != 0
     assert "digits trains in one process" in done.stdout + done.stderr

@@ -20,21 +20,21 @@ from aida_lab.data import sets
 from aida_lab.data.translation import PAD, Pairs, Sentences
 from aida_lab.experiments.multi30k import EXPERIMENTS
 from aida_lab.models.transformer import Transformer
-from aida_lab.task import Setting
+from aida_lab.task import TaskContext
 from aida_lab.tasks import translation
 from aida_lab.tasks.packing import Place, first_fit
 from aida_lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
 from real_data import needs
-from text_runs import assert_resumes_within_an_epoch, pairs, setting, sgd, steps
+from text_runs import assert_resumes_within_an_epoch, context, pairs, sgd, steps
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
 
 
-def tiny_task(where: Setting | None = None, dropout: float = 0.1, count: int = 50) -> TranslationTask:
+def tiny_task(where: TaskContext | None = None, dropout: float = 0.1, count: int = 50) -> TranslationTask:
     train, valid = pairs(count), pairs(23, seed=1)
     torch.manual_seed(4)
-    return TranslationTask(where or setting(batch=8), tiny_transformer(dropout), train, valid)
+    return TranslationTask(where or context(batch=8), tiny_transformer(dropout), train, valid)
 
 
 # -- packing -------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_every_place_reads_its_word_or_padding() -> None:
 def test_packing_changes_neither_logits_nor_gradients() -> None:
     model = tiny_transformer().double()
     train = pairs(6)
-    task = TranslationTask(setting(batch=6), model, train, pairs(2, seed=1))
+    task = TranslationTask(context(batch=6), model, train, pairs(2, seed=1))
     sources, targets = train.source.padded(), train.target.padded()
     read, labels = targets[:, :-1], targets[:, 1:]
     real = labels != PAD
@@ -168,7 +168,7 @@ def test_a_step_descends_the_sum_and_returns_the_mean_over_words() -> None:
 
 def test_an_epoch_shows_every_pair_once_in_an_order_of_its_seed() -> None:
     def shown(seed: int, epoch: int) -> list[int]:
-        task = tiny_task(setting(batch=8, seed=seed))
+        task = tiny_task(context(batch=8, seed=seed))
         seen = []
         for index in range(task.begin_epoch(epoch)):
             source, target = task.batch(index)
@@ -209,7 +209,7 @@ def test_a_run_goes_on_bitwise_within_an_epoch() -> None:
 
 def test_bfloat16_trains_close_to_float32() -> None:
     def losses(precision: str) -> list[float]:
-        task = tiny_task(setting(batch=8, precision=precision), dropout=0.0)  # type: ignore[arg-type]
+        task = tiny_task(context(batch=8, precision=precision), dropout=0.0)  # type: ignore[arg-type]
         task.begin_epoch(0)
         return [loss.item() for loss in steps(task, sgd(task, lr=1e-3), 0, 6)]
 
@@ -221,7 +221,7 @@ def test_bfloat16_trains_close_to_float32() -> None:
 @pytest.mark.slow
 def test_compiling_changes_no_loss() -> None:
     def losses(compiled: bool) -> list[float]:
-        task = tiny_task(setting(batch=8, compiled=compiled), dropout=0.0)
+        task = tiny_task(context(batch=8, compiled=compiled), dropout=0.0)
         task.begin_epoch(0)
         return [loss.item() for loss in steps(task, sgd(task, lr=1e-3), 0, 3)]
 
@@ -261,7 +261,7 @@ def test_measures_are_those_of_single_sentences_without_smoothing(
 
 
 def test_a_limit_holds_for_steps_and_for_measuring() -> None:
-    task = tiny_task(setting(batch=8, limit=2))
+    task = tiny_task(context(batch=8, limit=2))
     assert task.begin_epoch(0) == 2
     valid = pairs(23, seed=1)
     cut = Pairs(*(Sentences(side.numbers, side.starts[:17]) for side in (valid.source, valid.target)))
@@ -295,7 +295,7 @@ def test_the_declaration_is_the_papers() -> None:
 @needs(sets.MULTI30K, tokenised=True)
 @pytest.mark.slow
 def test_a_short_run_on_the_real_sentences() -> None:
-    task = EXPERIMENTS[0].task(setting(batch=20, limit=4))  # a tenth of the sentences: a CPU takes its time
+    task = EXPERIMENTS[0].task(context(batch=20, limit=4))  # a tenth of the sentences: a CPU takes its time
     assert isinstance(task, TranslationTask)
     assert sum(p.numel() for p in task.model.parameters()) == EXPERIMENTS[0].parameters
     optimizers = {"model": torch.optim.Adam(task.model.parameters(), lr=1e-3, betas=(0.9, 0.98))}
@@ -313,7 +313,7 @@ def test_nearly_all_batches_of_the_real_sentences_are_of_one_kind() -> None:
     from aida_lab.data.translation import multi30k
 
     real = multi30k()
-    task = TranslationTask(setting(batch=200), tiny_transformer(), real.train, real.valid)
+    task = TranslationTask(context(batch=200), tiny_transformer(), real.train, real.valid)
     kinds = [task.kind(i) for epoch in range(5) for i in range(task.begin_epoch(epoch))]
     assert len(kinds) == 5 * 145
     assert set(kinds) == {"52"}

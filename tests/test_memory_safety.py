@@ -6,6 +6,7 @@ rest: test_between_steps, test_changed_models, test_moved_state, test_replaced_p
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -228,6 +229,35 @@ def test_several_threads_may_step_one_optimizer(path: Path) -> None:
     assert not errors
     assert all(p.isfinite().all() for p in params)
     assert {int(optimizer.state[p]["step"]) for p in params} == {80}
+
+
+def test_a_checkpoint_is_loaded_after_a_step_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters("cpu")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = Aida(params)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    started, go = threading.Event(), threading.Event()
+    update = optimizer._update
+
+    def wait(batches: Any) -> None:
+        started.set()
+        go.wait(10)
+        update(batches)
+
+    monkeypatch.setattr(optimizer, "_update", wait)
+    step = threading.Thread(target=optimizer.step)
+    load = threading.Thread(target=optimizer.load_state_dict, args=(saved,))
+    step.start()
+    assert started.wait(10)
+    load.start()
+    load.join(0.2)
+    assert load.is_alive()
+    go.set()
+    step.join()
+    load.join()
+    assert {int(optimizer.state[p]["step"]) for p in params} == {1}
 
 
 # -- how tensors are read --------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import aida_lab.report.build as build
 from aida_lab.cli import app
+from aida_lab.runs.files import read_archive
 from aida_lab.runs.records import scan
 from odd_folders import CASES, FILES, SECRET, Case, make
 from report_fixture import spec, write_run, write_stepsizes
@@ -92,6 +93,8 @@ def test_an_odd_folder_alone(tmp_path: Path, case: Case):
         assert (case.stepsizes or "is not there") in said.stderr
     said = aida("collect", runs, "--out", out / "results")
     assert done(out / "results") == done(runs)
+    packed = [each for path in (out / "results").iterdir() for each in read_archive(path).values()]
+    assert SECRET.encode() not in b"".join(packed)
     assert done(runs) or re.fullmatch(r"left out: .*\n", said.stderr)
     assert SECRET not in all_text(out)
     assert tree(tmp_path / "in") == before, "the folders were only read"
@@ -139,11 +142,13 @@ def test_runs_lists_them_all(every: Path):
 def test_collect_takes_the_good_ones(every: Path, tmp_path: Path):
     found = aida("collect", every, "--out", tmp_path / "results")
     assert {record.state for record in scan(tmp_path / "results")} == {"finished", "diverged"}
-    assert GOOD.key in {path.name for path in (tmp_path / "results").iterdir()}
+    assert GOOD.key in {record.path.name for record in scan(tmp_path / "results")}
     said = [line for line in found.stderr.splitlines() if "is not copied: " not in line]
     assert len(said) == sum(record.state not in ("finished", "diverged") for record in scan(every))
-    assert {path.name for path in (tmp_path / "results").rglob("*") if path.is_file()} <= set(FILES)
-    assert SECRET not in all_text(tmp_path)
+    (archive,) = (tmp_path / "results").iterdir()
+    packed = read_archive(archive)
+    assert {Path(name).name for name in packed} <= set(FILES)
+    assert SECRET.encode() not in b"".join(packed.values())
 
 
 def test_report_shows_the_good_ones_and_lists_the_others(every: Path, tmp_path: Path):

@@ -136,6 +136,44 @@ def test_whole_layers_that_took_a_place_are_trained_as_by_a_new_optimizer(
 
 
 @over_paths(NATIVE_PATHS)
+def test_whole_layers_that_took_a_place_may_change_places(path: Path) -> None:
+    optimizer = path.make(given(path.device), lr=1e-2)
+    group = optimizer.param_groups[0]
+    group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+    train(optimizer)
+    group["params"].reverse()
+    train(optimizer)
+    assert {int(optimizer.state[p]["step"]) for p in group["params"]} == {6}
+
+
+@over_paths(NATIVE_PATHS)
+def test_a_checkpoint_does_not_make_flat_pieces_of_layers_acceptable(path: Path) -> None:
+    optimizer = path.make(given(path.device), lr=1e-2)
+    group = optimizer.param_groups[0]
+    group["params"] = flat(12)(list(group["params"]))
+    with pytest.raises(TypeError, match="ZeRO"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+@over_paths(NATIVE_PATHS)
+def test_torch_may_swap_the_tensors_of_a_model_whose_optimizer_exists(path: Path) -> None:
+    """``Module.to`` and ``load_state_dict`` do, on request and for tensor subclasses; no weak reference may exist."""
+    model = nn.Linear(3, 4, device=path.device)
+    optimizer = path.make(model.parameters(), lr=1e-2)
+    train(optimizer)
+    optimizer.zero_grad()
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict({name: torch.ones_like(p) for name, p in model.state_dict().items()})
+        model.bfloat16()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    train(optimizer)
+    assert all(p.dtype == torch.bfloat16 and (p != 1).any() for p in model.parameters())
+
+
+@over_paths(NATIVE_PATHS)
 def test_rows_added_between_steps_with_their_state_go_on_from_it(path: Path) -> None:
     """3D Gaussian splatting: a longer tensor takes the place, its state is moved over and padded with zeros."""
     optimizer = path.make(given(path.device), lr=1e-2)

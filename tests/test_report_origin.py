@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from aida_lab.report.build import read, write, write_tables
 from aida_lab.report.collect import collect
 from aida_lab.report.listings import glance
 from aida_lab.report.payload import payload
+from aida_lab.runs.files import read_regular
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import EXPERIMENTS, begin_run, spec, write_run
 
@@ -125,12 +127,16 @@ def numbers(name):
     """By method, the best accuracies of its most repeated configuration, of several the one with the best mean. Read
     without the report: full runs of 200 epochs."""
     found: dict[str, dict[str, dict[int, float]]] = {}
-    for folder in RESULTS.iterdir():
-        wanted = json.loads((folder / "spec.json").read_text())
+    files: dict[str, bytes] = {}
+    for archive in RESULTS.iterdir():
+        with tarfile.open(archive) as tar:
+            files |= {entry.name: tar.extractfile(entry).read() for entry in tar}
+    for key in {name.split("/")[0] for name in files}:
+        wanted = json.loads(files[f"{key}/spec.json"])
         if wanted["experiment"] == name and wanted["epochs"] == 200:
             hyper = wanted["hyper"]
             method = wanted["optimizer"] + (f"-k{hyper['projections']}" if "projections" in hyper else "")
-            best = json.loads((folder / "result.json").read_text())["best"]
+            best = json.loads(files[f"{key}/result.json"])["best"]
             found.setdefault(method, {}).setdefault(json.dumps(hyper), {})[wanted["seed"]] = best
     best = {m: max((list(each.values()) for each in tried.values()), key=_rank) for m, tried in found.items()}
     return {method: values for method, values in best.items() if len(values) > 1}
@@ -167,7 +173,7 @@ def test_the_records_commits_are_those_of_their_environments(records):
         sessions = [
             session
             for run in cell.chosen.counted
-            for session in json.loads((run.folder / "env.json").read_text())["sessions"]
+            for session in json.loads(read_regular(run.folder / "env.json"))["sessions"]
         ]
         assert set(cell.chosen.commits) == {session["git"] for session in sessions}
         assert set(cell.chosen.torch) == {session["versions"]["torch"] for session in sessions}

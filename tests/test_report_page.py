@@ -103,7 +103,7 @@ def test_links_lead_to_files_that_are_there(made):
     assert links
     assert [link for link in links if not (root / "out" / link).exists()] == []
     for run in data_of(text)["runs"]:
-        assert (root / "out" / run["folder"] / "spec.json").exists()
+        assert (root / "out" / run["link"]).exists()
 
 
 def test_tables_open_where_there_is_something_to_see(made):

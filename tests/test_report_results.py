@@ -14,7 +14,7 @@ from aida_lab.report import formats, tables
 from aida_lab.report.build import read, write_tables
 from aida_lab.report.collect import collect
 from aida_lab.report.listings import census, excluded, glance
-from aida_lab.spec import Metric, PaperFigure
+from aida_lab.spec import Metric, PaperResult
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import (
     ACCURACY,
@@ -326,7 +326,7 @@ def test_the_papers_figures_stand_beside_their_variant_alone(tmp_path):
     other = Metric("frechet", "Fréchet distance on other features", "lower")
     declared = experiment(
         "wgan", "IV", metrics={"default": other, "inception": Metric("fid", "FID", "lower")},
-        paper={"aida-k2": PaperFigure(55.7)}, paper_variant="inception",
+        paper={"aida-k2": PaperResult(55.7)}, paper_variant="inception",
     )  # fmt: skip
     for seed in range(2):
         write_run(tmp_path, spec("aida-k2", seed, experiment="wgan"), [9.0, 8.0, 7.0, 6.0 + seed], metric=other)
@@ -347,7 +347,7 @@ def test_the_papers_figures_stand_beside_their_variant_alone(tmp_path):
 
 def test_a_published_best_is_compared_with_our_best_run(tmp_path):
     metric = Metric("fid", "FID", "lower")
-    paper = {"aida-k2": PaperFigure(55.7, best=True)}
+    paper = {"aida-k2": PaperResult(55.7, best=True)}
     declared = {"wgan": experiment("wgan", "IV", metric, paper=paper)}
     for seed, value in enumerate((55.7, 60.0, 64.0)):
         write_run(tmp_path, spec("aida-k2", seed, experiment="wgan"), [90.0, 80.0, 70.0, value], metric=metric)

@@ -283,12 +283,12 @@ def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
         (["digits", "--all", "--optimizer", "adam"], "use one of the two"),
         (["digits", "--over", "epsilon=1,2"], "did you mean 'eps'"),
         (["digits", "--over", "lr=1,2", "--set", "lr=1"], "both name lr"),
-        (["digits", "--over", "lr=()"], "a set of no values"),
+        (["digits", "--over", "lr=()"], "the set is empty"),
         (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
         (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
         (["digits", "--sampler", "tpe"], "nothing between two numbers"),
         (["digits", "--pruner", "asha"], "--pruner 'asha' is none of none, median"),
-        (["digits", "--seeds", "x"], "is no seed"),
+        (["digits", "--seeds", "x"], "is not a seed"),
     ],
 )
 def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):

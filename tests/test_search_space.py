@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aida_lab.experiments import experiments, find_experiment
-from aida_lab.parsing import SettingError
-from aida_lab.request import Order
+from aida_lab.parsing import UsageError
+from aida_lab.request import RunRequest
 from aida_lab.search.plan import plan_of
 from aida_lab.search.space import Space, methods_of, parse_sets, space_of
 from search_cases import DIGITS, plan
@@ -42,7 +42,7 @@ PAPER = [
 
 @pytest.mark.parametrize(("experiment", "optimizer", "sets", "size"), PAPER)
 def test_the_grid_is_the_papers(experiment, optimizer, sets, size):
-    made = plan_of(Order(find_experiment(experiment)), optimizer)
+    made = plan_of(RunRequest(find_experiment(experiment)), optimizer)
     assert {name: set(values) for name, values in made.space.sets.items()} == {
         name: set(values) for name, values in sets.items()
     }
@@ -64,26 +64,26 @@ def test_the_grid_is_the_papers(experiment, optimizer, sets, size):
 def test_every_method_of_every_table_can_be_searched():
     for experiment in experiments().values():
         methods = methods_of(experiment)
-        assert [plan_of(Order(experiment), method).method for method in methods] == list(methods)
+        assert [plan_of(RunRequest(experiment), method).method for method in methods] == list(methods)
         assert set(experiment.paper) <= set(methods)
         assert "aida-k2" in methods
 
 
 def test_projections_have_their_own_tuned_values():
     cifar = find_experiment("vgg11-cifar10")
-    assert plan_of(Order(cifar), "aida-k1").base.hyper["eps"] == 1e-8
-    assert plan_of(Order(cifar), "aida-k2").base.hyper["eps"] == 1e-9
+    assert plan_of(RunRequest(cifar), "aida-k1").base.hyper["eps"] == 1e-8
+    assert plan_of(RunRequest(cifar), "aida-k2").base.hyper["eps"] == 1e-9
 
 
 def test_no_value_of_a_papers_table_strays_from_it():
     for experiment in (each for each in experiments().values() if each.paper):
         for method in experiment.paper:
-            made = plan_of(Order(experiment), method)
+            made = plan_of(RunRequest(experiment), method)
             specs = [made.spec(each) for each in made.space.grid()]
-            assert not any(experiment.strays(each.optimizer, each.hyper) for each in specs)
+            assert not any(experiment.not_in_paper(each.optimizer, each.hyper) for each in specs)
             for spec in specs:
                 changed = {**spec.hyper, "weight_decay": 0.123}
-                assert experiment.strays(spec.optimizer, changed) == {"weight_decay": 0.123}
+                assert experiment.not_in_paper(spec.optimizer, changed) == {"weight_decay": 0.123}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_no_value_of_a_papers_table_strays_from_it():
     ],
 )
 def test_values_that_stray_from_the_paper_are_named(experiment, method, given, strays):
-    order = Order(find_experiment(experiment), given=given)
-    spec = plan_of(order, method).spec({})
-    assert order.experiment.strays(spec.optimizer, spec.hyper) == strays
+    request = RunRequest(find_experiment(experiment), given=given)
+    spec = plan_of(request, method).spec({})
+    assert request.experiment.not_in_paper(spec.optimizer, spec.hyper) == strays
 
 
 def test_a_value_that_is_given_is_not_searched_and_a_set_that_is_given_is():
@@ -114,9 +114,9 @@ def test_a_value_that_is_given_is_not_searched_and_a_set_that_is_given_is():
         "eps": (1e-3, 1e-4),
         "weight_decay": (0.1,),
     }
-    with pytest.raises(SettingError, match=r"--set and --over both name eps"):
+    with pytest.raises(UsageError, match=r"--set and --over both name eps"):
         space_of(lstm, "adam", {"eps": 1.0}, over)
-    with pytest.raises(SettingError, match="--over"):
+    with pytest.raises(UsageError, match="--over"):
         parse_sets(["eps"])
 
 
@@ -161,19 +161,19 @@ def test_more_repetitions_or_trials_are_the_same_search():
 
 
 def test_repetitions_have_a_seed_and_a_length_of_their_own():
-    short = plan_of(Order(DIGITS, seeds=(7,), epochs=3), "adam", {"eps": (1e-3, 1e-8)})
+    short = plan_of(RunRequest(DIGITS, seeds=(7,), epochs=3), "adam", {"eps": (1e-3, 1e-8)})
     spec = short.repetition(short.base, 5)
     assert short.shortened
     assert (short.base.seed, short.base.epochs, spec.seed, spec.epochs) == (7, 3, 5, DIGITS.epochs)
-    assert not plan_of(Order(DIGITS), "adam").shortened
+    assert not plan_of(RunRequest(DIGITS), "adam").shortened
 
 
 def test_where_there_is_nothing_to_choose_the_search_is_as_long_as_the_repetitions():
-    only = plan_of(Order(DIGITS, epochs=3), "adam", repeat_epochs=5)
+    only = plan_of(RunRequest(DIGITS, epochs=3), "adam", repeat_epochs=5)
     assert (only.wanted, only.base.epochs, only.shortened) == (1, 5, False)
 
 
 def test_tpe_needs_something_between():
     assert plan(over={"lr": (1.0, 0.001)}, sampler="tpe").space.ranges() == {"lr": (0.001, 1.0)}
-    with pytest.raises(SettingError, match=r"--sampler tpe: nothing between two numbers .* for sgd on digits"):
+    with pytest.raises(UsageError, match=r"--sampler tpe: nothing between two numbers .* for sgd on digits"):
         plan(over={"nesterov": (True, False)}, sampler="tpe")

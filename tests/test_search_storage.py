@@ -48,6 +48,10 @@ NO_ADDRESSES = (
     "postgresql://me/s3cret@127.0.0.1:9/db",
     "postgresql://me:a@s3cret@127.0.0.1:9/db",
     "postgresql://127.0.0.1:9/db?user=me&password=a@s3cret",
+    "postgresql://me@127.0.0.1:9/db&password=s3cret",
+    "postgresql://me@127.0.0.1:9/db;password=s3cret",
+    "postgresql://me;password=s3cret@127.0.0.1:9/db",
+    "postgresql://me@127.0.0.1:9/dbname=db password=s3cret",
 )
 #: Addresses at which nobody answers, or for which there is no driver.
 NOBODY_THERE = (

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 from aida_lab.data.translation import BEGIN, END, Pairs, Sentences
 from aida_lab.spec import Precision, RunSpec
-from aida_lab.task import Setting, Task
+from aida_lab.task import Task, TaskContext
 from lab_cases import words
 
 
-def setting(
+def context(
     *,
     batch: int,
     seed: int = 3,
@@ -24,7 +24,7 @@ def setting(
     variant: str = "default",
     precision: Precision = "fp32",
     compiled: bool = False,
-) -> Setting:
+) -> TaskContext:
     spec = RunSpec(
         experiment="text",
         optimizer="sgd",
@@ -37,7 +37,7 @@ def setting(
         compiled=compiled,
         limit=limit,
     )
-    return Setting(spec, torch.device("cpu"))
+    return TaskContext(spec, torch.device("cpu"))
 
 
 #: Words of the sentences below, those with a meaning of their own among them.

@@ -1,7 +1,7 @@
-"""Every optimizer of the comparison by name, with its paper, its rule, its values and its stepsizes.
+"""Every optimizer of the comparison by name: its paper, its rule, its defaults and its stepsizes.
 
-A baseline is one file in ``aida.baselines`` that ends in ``ENTRIES``; it is found there and needs no
-other registration. The files are imported when the catalog is first asked for, not before.
+A baseline is one file in ``aida.baselines`` that ends in ``ENTRIES``. It needs no other registration.
+The first call of :func:`catalog` imports the files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,6 @@ from torch.optim.optimizer import ParamsT
 from aida._suggest import did_you_mean
 from aida.optimizer import Aida
 from aida.readings import Reading, inner_eps
-from aida.settings import Values, across
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Paper:
     authors: str
     title: str
     year: int
-    #: Identifier at arxiv.org; None where the paper is not there.
+    #: Identifier at arxiv.org; None if the paper is not there.
     arxiv: str | None = None
 
     def __str__(self) -> str:
@@ -42,22 +41,18 @@ class Paper:
 class Entry:
     """One optimizer of the catalog."""
 
-    #: What the command line calls it.
+    #: The name on the command line.
     name: str
-    #: What a table or a figure calls it.
+    #: The name in tables and figures.
     title: str
     optimizer: type[Optimizer]
     paper: Paper
     #: The update in one line; t counts from 1, m^ and v^ are bias-corrected.
     rule: str
-    #: What :meth:`build` uses where nothing else is said.
-    defaults: Values
+    #: Values that :meth:`build` uses unless others are given.
+    defaults: Mapping[str, Any]
     #: How the adaptive stepsizes are read out of the state.
     reading: Reading
-    #: Values the paper's appendix fixes, by experiment.
-    tuned: Mapping[str, Values] = field(default_factory=lambda: across({}))
-    #: Sets the paper's appendix searched, by experiment; together with ``tuned`` they make its tables.
-    searched: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=lambda: across({}))
     #: How it differs from torch's version, or from the code behind the published comparison.
     notes: str = ""
 
@@ -65,7 +60,7 @@ class Entry:
         object.__setattr__(self, "defaults", MappingProxyType(dict(self.defaults)))
 
     def build(self, params: ParamsT, **hyper: Any) -> Optimizer:
-        """The optimizer over ``params``; a name it does not have is a TypeError, as for any constructor."""
+        """Build the optimizer for ``params``; an unknown argument is a TypeError, as for any constructor."""
         return self.optimizer(params, **{**self.defaults, **hyper})
 
 
@@ -76,9 +71,6 @@ AIDA_PAPER = Paper(
     "2203.13273",
 )
 
-#: The authors' code, and so the paper's experiments, adds weight decay to the gradient.
-L2 = {"decoupled_weight_decay": False}
-
 AIDA = Entry(
     name="aida",
     title="Aida",
@@ -87,25 +79,9 @@ AIDA = Entry(
     rule="v = beta2 v + (1 - beta2)(m' - g')^2 + eps; p -= lr m^ / sqrt(v^), m' and g' the mutually projected m and g",
     defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "projections": 2, "xi": 1e-20},
     reading=inner_eps("exp_avg_var"),
-    tuned=across(
-        {
-            "cifar": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-9, "weight_decay": 5e-4, **L2},
-            "lstm": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 1.2e-6, **L2},
-            "transformer": {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-16, "weight_decay": 0.0, **L2},
-            "wgan": {"lr": 2e-4, "betas": (0.5, 0.999), "eps": 1e-12, "weight_decay": 0.0, **L2},
-            "imagenet": {
-                "lr": 1e-3,
-                "betas": (0.9, 0.999),
-                "eps": 1e-9,
-                "weight_decay": 1e-2,
-                "decoupled_weight_decay": True,
-            },
-            "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, **L2},
-        }
-    ),
     notes=(
-        "The tuned values are those of projections=2. With projections=1 the paper's CIFAR runs use eps 1e-8; its "
-        "figures use 1e-8 for both. Its ImageNet weight decay is read as decoupled: 1e-2 of L2 would be implausible."
+        "Weight decay is decoupled by default. The authors' code adds it to the gradient (L2): "
+        "decoupled_weight_decay=False."
     ),
 )
 
@@ -128,7 +104,7 @@ def catalog() -> Mapping[str, Entry]:
 
 
 def find(name: str) -> Entry:
-    """The entry of that name; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``."""
+    """Return the entry of that name; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``."""
     entries = catalog()
     wanted = name.strip().lower().replace("_", "-")
     for entry in entries.values():
@@ -139,7 +115,7 @@ def find(name: str) -> Entry:
 
 
 def reading_for(optimizer: Optimizer) -> Reading:
-    """How to read the stepsizes of this optimizer: one of the catalog, or of torch's own that are known."""
+    """Return how to read the stepsizes of an optimizer of the catalog or of a known class of torch."""
     known = _readings()
     for kind in type(optimizer).__mro__:
         if kind in known:
@@ -147,7 +123,7 @@ def reading_for(optimizer: Optimizer) -> Reading:
     names = sorted({f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in known})
     raise TypeError(
         f"no reading of {type(optimizer).__name__}'s stepsizes is known; known are {', '.join(names)}. For another "
-        "optimizer hand over an aida.readings.Reading of your own"
+        "optimizer pass an aida.readings.Reading of your own"
     )
 
 

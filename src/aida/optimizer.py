@@ -23,6 +23,7 @@ from aida._step.hyper import (
     check_names,
     equal,
     from_group,
+    may_change_in_place,
     read_lr,
     read_rest,
 )
@@ -57,7 +58,7 @@ class Aida(Optimizer):
         projections: how many mutual projections, the paper's K; 0 is AdaBelief without its outer eps.
         xi: keeps a projection onto a zero vector defined.
         decoupled_weight_decay: True shrinks the weights directly, as AdamW does. False adds the decay to the
-            gradient (L2), as Adam and the authors' code do; the paper's values (5e-4 on CIFAR) are meant so.
+            gradient (L2), as Adam and the authors' code do; the paper's values are meant so.
         clip_norm: clip the global gradient norm inside the step, as ``clip_grad_norm_`` before it would. The norm is
             that of this optimizer's gradients. If several optimizers share a model (one per parameter in backward
             hooks, ``ZeroRedundancyOptimizer``, CPU offload), each would clip by its own norm: leave None there, and
@@ -122,12 +123,12 @@ class Aida(Optimizer):
 
     def _forget(self) -> None:
         """Drop what only speeds steps up; it is found again in the next one."""
-        self._lock = threading.RLock()
+        self._lock = self.__dict__.get("_lock") or threading.RLock()
         self._lrs: list[float | Tensor] = []
         self._held: list[Any] = []
         self._rest: list[tuple[Any, ...]] = []
         self._hypers: list[Hyper] = []
-        self._has_lists = False  # whether betas are in a list, which may change in place
+        self._has_lists = False  # whether betas are in a list or an array, which may change in place
         self._clips = False
         self._cache: BatchCache | None = None
         self._backends: dict[Route, Backend] = {}
@@ -159,11 +160,14 @@ class Aida(Optimizer):
         """Load a checkpoint; moments keep float32 where the parameter is bf16 or fp16."""
         # torch would cast every tensor to its parameter's dtype. Registered last, so that it seals
         # what other hooks leave; __setstate__ unseals before load_state_dict post-hooks look.
-        handle = self.register_load_state_dict_pre_hook(LAYOUT.seal)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
+        with self._lock:  # another thread may be in a step
+            for group in self.param_groups:
+                self._given.check(group, "Aida")  # what is in the groups now counts as given afterwards
+            handle = self.register_load_state_dict_pre_hook(LAYOUT.seal)
+            try:
+                super().load_state_dict(state_dict)
+            finally:
+                handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -361,7 +365,7 @@ class Aida(Optimizer):
         if len(hypers) == len(self._hypers) and all(map(is_, hypers, self._hypers)):
             hypers = self._hypers  # the very list: what is known of it stays known
         self._lrs, self._held, self._rest, self._hypers = lrs, held, rest, hypers
-        self._has_lists = any(isinstance(group["betas"], list) for group in groups)
+        self._has_lists = any(may_change_in_place(group["betas"]) for group in groups)
         self._clips = any(hyper.clip_norm is not None for hyper in hypers)
         return hypers
 

@@ -108,11 +108,6 @@ def bias_correction(beta: float | Tensor, step: Tensor) -> Tensor:
     return 1 - base**step
 
 
-def denominator(exp_avg_var: Tensor, step: Tensor, beta2: float | Tensor) -> Tensor:
-    """Root of the bias-corrected variance; its reciprocal is the adaptive stepsize."""
-    return (exp_avg_var / bias_correction(beta2, step)).sqrt()
-
-
 def stepsize_bound(beta2: float, eps: float) -> float:
     """No adaptive stepsize exceeds this: eps enters the stored variance at every step."""
     return math.sqrt((1 - beta2) / eps)

@@ -1,7 +1,7 @@
-"""How long an epoch takes under each optimizer: the paper's "t. c." columns, measured side by side.
+"""Measure the time of an epoch for each optimizer, as in the paper's "t. c." columns.
 
-All runs are built at once and take their epochs in turn, so that a machine that slows down slows all of
-them. The first epochs, in which code is compiled and graphs are recorded, are not counted.
+All runs are built first and train their epochs in turn, so that a machine that slows down slows all of them. The
+first epochs, in which code is compiled and graphs are captured, do not count.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from aida_lab.training.options import Options
 from aida_lab.training.run import own_stream
 from aida_lab.workers.jobs import Jobs
 
-#: Epochs before the first that counts.
+#: Epochs that do not count, at the start of a run.
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of the epochs of one method, training and measuring apart."""
+    """Seconds of the epochs of one method, for training and for evaluation."""
 
     experiment: str
     method: str
     precision: str
     compiled: bool
-    #: Runs that shared the device, and the steps of an epoch.
+    #: Runs that shared the device, and steps per epoch.
     jobs: int
     steps: int
     seconds: tuple[float, ...]
@@ -47,32 +47,32 @@ class Timing:
 
     @property
     def epoch(self) -> float:
-        """The median epoch with its evaluation, divided among the runs at once."""
+        """Median seconds of an epoch with its evaluation, divided by the number of runs at the same time."""
         return statistics.median(a + b for a, b in zip(self.seconds, self.eval_seconds, strict=True)) / self.jobs
 
     @property
     def training(self) -> float:
-        """The median epoch without its evaluation, divided among the runs at once."""
+        """Median seconds of an epoch without evaluation, divided by the number of runs at the same time."""
         return statistics.median(self.seconds) / self.jobs
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles of the training seconds, relative to their median."""
+        """Half the interquartile range of the training seconds, relative to their median."""
         if len(self.seconds) < 2:
             return 0.0
         first, middle, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return (third - first) / 2 / middle
 
 
-class NotTimed(Exception):  # noqa: N818 - says what is missing
-    """The epochs do not say how long training takes: a run failed, or computed with NaN."""
+class NotTimed(Exception):  # noqa: N818 - a result, not an error
+    """There is no valid time: a run failed, or its loss was not finite."""
 
 
 def side_by_side(
     specs: Sequence[RunSpec], epochs: int, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Timing], dict[str, Any]]:
-    """Train all specs in turn in this process, epoch by epoch; returns their times and the machine."""
-    # all models share their code, of which torch compiles only so many versions before it gives up on compiling
+    """Train all specs in this process, one epoch of each in turn; returns their times and the machine."""
+    # all models share their code, and torch stops compiling it after cache_size_limit versions
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 8 * len(specs))
     with own_stream(choose_device(options.device)):
         trainings = []
@@ -89,17 +89,17 @@ def side_by_side(
 
 
 def at_once(spec: RunSpec, jobs: int, epochs: int, options: Options, say: Callable[[str], None]) -> Timing:
-    """Train one spec under ``jobs`` seeds at the same time; the epochs of all of them count."""
+    """Train one spec with ``jobs`` seeds at the same time; the epochs of all runs count."""
     specs = [replace(spec, seed=spec.seed + job, epochs=WARM_UP + epochs + 1) for job in range(jobs)]
     with ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aida-bench-")))
         stop = stack.enter_context(Stop(lambda: None))
         work = Jobs(out, options, jobs).work(specs, lambda event: say(event.text) if event.text else None, stop)
         others = [outcome for outcome in work if outcome.state != "finished"]
-        if others:  # those that were left had the device to fewer than all
+        if others:  # then fewer runs shared the device
             why = others[0].error or others[0].state
-            raise NotTimed(f"{spec.experiment}, {spec.method}: {len(others)} of {jobs} runs did not end well: {why}")
-        # while one still builds and another is done, fewer than all share the device: the middle epochs count
+            raise NotTimed(f"{spec.experiment}, {spec.method}: {len(others)} of {jobs} runs did not finish: {why}")
+        # at the start and at the end, fewer runs share the device: the epochs in between count
         rows = [row for each in specs for row in read_curve(out / each.key)[WARM_UP:-1]]
     return _timing(spec, jobs, rows)
 
@@ -109,18 +109,11 @@ def as_json(timings: Sequence[Timing], machine: dict[str, Any]) -> dict[str, Any
 
 
 def as_markdown(timings: Sequence[Timing]) -> str:
-    """One table: a row a method, its epoch, and how it compares with AdamW in the same experiment."""
-    columns = (
-        "experiment",
-        "method",
-        "precision",
-        "at once",
-        "s an epoch",
-        "with evaluation",
-        "against AdamW",
-        "epochs",
-    )
-    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---:|---:|---:|---:|---:|"]
+    """A table with one row per method: seconds per epoch, and their ratio to AdamW in the same experiment."""
+    lines = [
+        "| experiment | method | precision | at once | s per epoch | with evaluation | against AdamW | epochs |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
     lines += [
         f"| {each.experiment} | {each.method} | {each.precision}{', compiled' if each.compiled else ''} | {each.jobs} "
         f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {len(each.seconds)} |"
@@ -139,13 +132,6 @@ def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
 def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:
     if not all(math.isfinite(row["loss"]) for row in rows):
         raise NotTimed(f"{spec.experiment}, {spec.method}: the loss is not finite")
-    return Timing(
-        spec.experiment,
-        spec.method,
-        spec.precision,
-        spec.compiled,
-        jobs,
-        rows[0]["step"] // rows[0]["epoch"],
-        tuple(row["seconds"] for row in rows),
-        tuple(row["eval_seconds"] for row in rows),
-    )
+    seconds, eval_seconds = (tuple(row[key] for row in rows) for key in ("seconds", "eval_seconds"))
+    steps = rows[0]["step"] // rows[0]["epoch"]
+    return Timing(spec.experiment, spec.method, spec.precision, spec.compiled, jobs, steps, seconds, eval_seconds)

@@ -1,4 +1,4 @@
-"""The processes that torchrun starts: who is who, and what they tell one another. One process alone is rank 0 of 1."""
+"""Processes started by torchrun: ranks and collectives. A process without torchrun is rank 0 of 1."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from torch import Tensor
 
 
 def join(device: torch.device) -> torch.device:
-    """Join those that torchrun started, until this process ends; returns the device of this one.
+    """Join the process group of torchrun until this process ends; returns the device of this rank.
 
-    Without torchrun nothing happens, and the device is the given one.
+    Without torchrun, do nothing and return ``device``.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return device
     if device.type == "cuda":
-        number, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if number >= there:
+        local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local_rank >= gpus:
             raise ValueError(
-                f"process {number} of this machine has no GPU of its own, there are {there}; "
-                f"start torchrun with --nproc-per-node {there}"
+                f"local rank {local_rank} has no GPU: this machine has {gpus}; "
+                f"start torchrun with --nproc-per-node {gpus}"
             )
-        device = torch.device("cuda", number)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # not for each run: torchrun's store would give a second group the addresses of the first
+        # once per process: a second group would get the addresses of the first from torchrun's store
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(_leave)
     return device
 
 
 def _leave() -> None:
-    """Leave together: a process whose peer is gone already may be aborted by gloo."""
+    """Wait for all ranks first: gloo may abort a process whose peer has exited."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -46,49 +46,49 @@ def rank() -> int:
 
 
 def world() -> int:
-    """How many processes train one model together."""
+    """The number of processes that train one model together."""
     return dist.get_world_size() if _together() else 1
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this is rank 0, the only process that writes files."""
     return rank() == 0
 
 
 def barrier() -> None:
-    """Wait for all."""
+    """Wait for all ranks."""
     if _together():
         dist.barrier()
 
 
 def total(value: Tensor) -> Tensor:
-    """The sum over all processes, the same in each; ``value`` is overwritten where there are several."""
+    """The sum over all ranks, on every rank. ``value`` is overwritten if there are several ranks."""
     if _together():
         dist.all_reduce(value)
     return value
 
 
 def mean(value: Tensor) -> Tensor:
-    """The mean over all processes, the same in each; ``value`` is overwritten where there are several."""
+    """The mean over all ranks, on every rank. ``value`` is overwritten if there are several ranks."""
     return total(value).div_(world()) if _together() else value
 
 
-def said_by_main(value: Any) -> Any:
-    """What the main process passes, in all of them; a value that can be pickled."""
+def broadcast(value: Any) -> Any:
+    """The value of rank 0, on every rank. It must be picklable."""
     if not _together():
         return value
-    said = [value]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
-def any_of_us(condition: bool, device: torch.device) -> bool:
-    """Whether it holds in one of the processes at least."""
+def any_rank(condition: bool, device: torch.device) -> bool:
+    """Whether the condition holds on at least one rank."""
     return bool(total(torch.tensor(float(condition), device=device))) if _together() else condition
 
 
-def take_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrite each with what the main process has."""
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Overwrite each tensor with that of rank 0."""
     if _together():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""What a run says while it goes on; a display, a log or another process listens."""
+"""Events of a run that trains, for a display, a log or another process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Kind = Literal["started", "step", "epoch", "finished", "diverged", "skipped", "i
 
 @dataclass(frozen=True)
 class Event:
-    """One moment of a run; plain values, so that it travels as JSON."""
+    """One event of a run. It holds plain values, which JSON can encode."""
 
     kind: Kind
-    #: The key of the run's spec.
+    #: The key of the run's spec; empty if the event is about no run.
     run: str
-    #: Epochs completed, of how many.
+    #: Completed epochs, and epochs in all.
     epoch: int = 0
     epochs: int = 0
-    #: How much of the current epoch is done.
+    #: The completed fraction of the current epoch.
     share: float = 0.0
-    #: The curve's row of a completed epoch, or the result.
+    #: The row of the curve for a completed epoch, or the result.
     row: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
 

@@ -1,14 +1,17 @@
-"""Optimizers that are not of the catalog: any class that ``module:Class`` names."""
+"""Optimizers outside the catalog: any class given as ``module:Class``."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import os
 import sys
-import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,59 +19,88 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-def outside(name: str) -> type[Any]:
-    """The class that ``module:Class`` names; LookupError if there is none.
+def import_optimizer(name: str) -> type[Any]:
+    """Import the class given as ``module:Class``; LookupError if there is none.
 
-    The module may be a file of the folder one works in, which takes the place of no other module.
+    The module may be a file in the current folder. It does not shadow an installed module.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a file of the user's own may raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise LookupError(
-            f"{name!r} cannot be imported ({said}); write it as module:Class, torch.optim:NAdam say"
+            f"{name!r} cannot be imported ({said}); write it as module:Class, for example torch.optim:NAdam"
         ) from None
     if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}, not a class of optimizers")
+        raise LookupError(f"{name!r} is a {type(found).__name__}, not an optimizer class")
     if not issubclass(found, Optimizer):
-        raise LookupError(f"{name!r} is no torch.optim.Optimizer")
+        raise LookupError(f"{name!r} is not a subclass of torch.optim.Optimizer")
     return found
 
 
 @cache
 def source_of(name: str) -> str | None:
-    """What tells the code of ``module:Class`` from an edited one: a checksum, or the version of an installed package.
+    """Identify the version of the code of ``module:Class``: a checksum, or the version of an installed package.
 
-    The checksum is over the class's file and the files of the user's own that it imports; None if none can be read.
+    The checksum covers the class's file and the user's files that it imports. None if neither is available.
     """
-    kind = outside(name)
+    kind = import_optimizer(name)
     files: dict[str, bytes] = {}
     for module in (name.partition(":")[0], *(each.__module__ for each in kind.__mro__)):
-        _gather(sys.modules.get(module), files)
+        _gather(module, files)
     if files:
         return "sha256 " + hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
     packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0])
-    # without the build, +cu126 say
+    # without the build, such as +cu126
     return f"{packages[0]} {metadata.version(packages[0]).partition('+')[0]}" if packages else None
 
 
-def _gather(module: ModuleType | None, files: dict[str, bytes]) -> None:
-    """Add a module's file and those it refers to, but not what is installed or ours, which other records name."""
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or module.__name__ in files or _is_installed(module.__name__, path):
+def _gather(name: str, files: dict[str, bytes]) -> None:
+    """Add a module's file and those it imports or refers to, but not what is installed or ours: other records name it.
+
+    Imports are read from the text: a constant does not say which module it is from, and a function may import later.
+    """
+    path = _own_file(name)
+    if path is None or name in files:
         return
-    files[module.__name__] = Path(path).read_bytes()
-    for value in list(vars(module).values()):
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str):
-            _gather(sys.modules.get(name), files)
+    files[name] = path.read_bytes()
+    values = vars(sys.modules[name]).values() if name in sys.modules else ()
+    found = [each.__name__ if isinstance(each, ModuleType) else getattr(each, "__module__", None) for each in values]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for each in (package, *found, *_imported(files[name], package)):
+        if isinstance(each, str):
+            _gather(each, files)
 
 
-def _is_installed(name: str, path: str) -> bool:
-    folder = Path(path).absolute().parent
-    if name.partition(".")[0] in ("aida", "torch") or {"site-packages", "dist-packages"}.intersection(folder.parts):
-        return True
-    return folder.is_relative_to(sysconfig.get_path("stdlib"))
+def _imported(text: bytes, package: str) -> Iterator[str]:
+    """What a module of ``package`` imports: of ``from a import b``, both a and a.b."""
+    with suppress(SyntaxError, ValueError, ImportError):  # a compiled module, or a relative import out of its package
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                yield from (each.name for each in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                yield from (base, *(f"{base}.{each.name}" for each in node.names))
+
+
+def _own_file(name: str) -> Path | None:
+    """The file of a module of the user's own; None for any other."""
+    top = name.partition(".")[0]
+    if top in {"", "aida", "aida_lab", "torch", *sys.stdlib_module_names}:
+        return None
+    path = None
+    try:
+        # the package first: looking for a part of a package imports it, and an installed one is not to be imported
+        for each in (top, name):
+            found = find_spec(each)
+            if found is None:
+                return None
+            path = Path(found.origin) if found.has_location and found.origin else None
+            if path is not None and {"site-packages", "dist-packages"}.intersection(path.parts):
+                return None
+    except (Exception, SystemExit):  # no such module, or whatever a file of the user's own may raise
+        return None
+    return path

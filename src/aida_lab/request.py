@@ -1,4 +1,4 @@
-"""From what a command asks for to the runs that give it."""
+"""From the arguments of a command to the specs of its runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aida.catalog import find
-from aida_lab.external import outside
-from aida_lab.parsing import SettingError, settle
-from aida_lab.spec import PRECISIONS, Experiment, RunSpec, optimizer_values
+from aida_lab.external import import_optimizer
+from aida_lab.parsing import UsageError, resolve
+from aida_lab.spec import PRECISIONS, Experiment, RunSpec
 
 
 @dataclass(frozen=True)
-class Order:
-    """An experiment under some optimizers and seeds. What is None is decided by the experiment or the device."""
+class RunRequest:
+    """An experiment with some optimizers and seeds. The experiment or the device decides what is None."""
 
     experiment: Experiment
-    #: Names of the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
+    #: Names in the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
     optimizers: tuple[str, ...] = ("aida",)
     #: Hyper-parameters for all of them.
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class Order:
     variant: str | None = None
     compiled: bool | None = None
     deterministic: bool = False
-    #: Steps between two stepsize measurements; None for what the experiment proposes, 0 for none.
+    #: Steps between two stepsize measurements; None for the experiment's number, 0 for no measurement.
     probe_every: int | None = 0
     limit: int | None = None
     warmup: int = 0
 
     def specs(self) -> list[RunSpec]:
-        """One run for each optimizer and seed, seeds inside; SettingError or LookupError where it makes no sense."""
+        """Return one spec per optimizer and seed, in this order; UsageError or LookupError if a value is invalid."""
         on_gpu = self.device.startswith("cuda")
         compiled = self.experiment.compiled and on_gpu if self.compiled is None else self.compiled
         rest: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Order:
         return list({spec.key: spec for spec in specs}.values())
 
     def _proposed_probe(self) -> int:
-        """The experiment's number, which is about an epoch's steps; in a trial whose epochs are cut short, those."""
+        """Return the experiment's number, about one epoch; at most the steps of a shortened epoch."""
         steps = self.experiment.probe_every
         return steps if self.limit is None else min(steps, self.limit)
 
@@ -65,7 +65,7 @@ class Order:
         if self.precision is None:
             return "bf16" if on_gpu else "fp32"
         if self.precision not in PRECISIONS:
-            raise SettingError(f"--precision {self.precision!r} is none of {', '.join(PRECISIONS)}")
+            raise UsageError(f"--precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
         return self.precision
 
     def _variant(self) -> str:
@@ -73,17 +73,18 @@ class Order:
         if self.variant is None:
             return known[0]
         if self.variant not in known:
-            raise SettingError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
+            raise UsageError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
         return self.variant
 
     def _method(self, name: str) -> tuple[str, dict[str, Any]]:
         given = dict(self.given)
         if match := re.fullmatch(r"aida-k(\d+)", name.strip().lower()):
             if given.get("projections", int(match[1])) != int(match[1]):
-                raise SettingError(
-                    f"--optimizer {name} and --set projections={given['projections']} contradict each other"
+                raise UsageError(
+                    f"--optimizer {name} and --set projections={given['projections']} contradict each other; keep one"
                 )
             name, given["projections"] = "aida", int(match[1])
-        settled, values = optimizer_values(self.experiment, name, given)
-        kind = outside(settled) if ":" in settled else find(settled).optimizer
-        return settled, settle(settled, kind, values, given)
+        if ":" in name:
+            return name, resolve(name, import_optimizer(name), given, given)
+        entry = find(name)
+        return entry.name, resolve(entry.name, entry.optimizer, self.experiment.tuned(entry.name, given), given)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as frozen values: each gives the factor on the base lr at a step."""
+"""Learning-rate schedules: each gives the factor on the base lr at a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The base lr throughout."""
+    """The base lr at every step."""
 
     def factor(self, epoch: int, step: int, epochs: int) -> float:
         return 1.0
@@ -23,10 +23,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """A factor of ``by`` from the start of each 0-based epoch in ``at``, counted for runs of ``of`` epochs.
+    """Multiply the lr by ``by`` at the start of each 0-based epoch in ``at``, for runs of ``of`` epochs.
 
-    A run of another length decays at the same shares of its length, so that a shortened run is the
-    whole protocol in small.
+    A run of another length decays at the same fractions of its length.
     """
 
     at: tuple[int, ...]
@@ -41,7 +40,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Another schedule, reached in a straight line over the first ``steps`` steps."""
+    """Linear warm-up over the first ``steps`` steps, then another schedule."""
 
     then: Schedule
     steps: int
@@ -52,7 +51,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Restarted:
-    """Another schedule, from its full learning rate again after ``epoch`` epochs: only later decays count."""
+    """Another schedule, restarted at its full learning rate after ``epoch`` epochs: only later decays apply."""
 
     then: Schedule
     epoch: int
@@ -65,8 +64,8 @@ class Restarted:
 class InverseSquareRoot:
     """The transformer's ``scale * d_model^-1/2 * min(n^-1/2, n * warmup^-3/2)`` at the n-th step, n from 1.
 
-    The value is the learning rate itself for a base lr of ``reference``, at which the paper's adaptive
-    methods run; another base lr multiplies it in proportion.
+    This is the learning rate for a base lr of ``reference``, which the paper uses for adaptive methods. Another
+    base lr scales it in proportion.
     """
 
     d_model: int

@@ -1,8 +1,8 @@
-"""What an experiment is and what a run is: frozen values, and how one becomes the other.
+"""What an experiment is and what a run is, as frozen values.
 
-A :class:`RunSpec` holds all that decides a run's numbers on a given machine; its hash names the run's
-folder. The code of an optimizer that is not of the catalog, and the data, are kept in the run's record.
-Defaults of the experiment are overridden by the optimizer's tuned values, those by the user's.
+A :class:`RunSpec` holds everything that determines a run's numbers on a given machine; its hash names the
+run's folder. The code of an optimizer outside the catalog, and the data, are described in the run's record.
+An optimizer's defaults are overridden by the experiment's values for it, and those by the user's.
 """
 
 from __future__ import annotations
@@ -14,58 +14,62 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from aida.catalog import Entry, find
-from aida_lab.external import outside
+from aida.catalog import find
 from aida_lab.schedules import Schedule
 
 if TYPE_CHECKING:
-    from aida_lab.task import Setting, Task
+    from aida_lab.task import Task, TaskContext
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 
-#: Changes with the meaning of a spec's fields, so that runs made before are not taken for runs made after.
+#: Increased when the meaning of a field changes, so that older runs are not mistaken for newer ones.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The number an experiment is judged by: a key of the curve's rows."""
+    """The number that ranks the runs of an experiment: a key of the curve's rows."""
 
     key: str
     title: str
     better: Literal["higher", "lower"]
 
     def improves(self, new: float, best: float | None) -> bool:
-        """Whether ``new`` is better than the best so far; nothing is better than NaN, and anything than nothing."""
+        """Whether ``new`` is better than the best so far. NaN never improves; any number improves on NaN or None."""
         if new != new:
             return False
         return best is None or best != best or (new > best if self.better == "higher" else new < best)
 
 
 @dataclass(frozen=True)
-class PaperFigure:
-    """What the paper reports for one method; ``std`` and ``seconds`` (an epoch) where it gives them."""
+class PaperResult:
+    """What the paper reports for one method; ``std`` and ``seconds`` (per epoch) if it gives them."""
 
     mean: float
     std: float | None = None
     seconds: float | None = None
-    #: The best of all configurations and repetitions instead of a mean.
+    #: Whether it is the best of all configurations and repetitions instead of a mean.
     best: bool = False
 
 
 @dataclass(frozen=True)
-class Adjustment:
-    """Values that replace tuned ones where an optimizer's other values are such."""
+class Tuning:
+    """The values of one optimizer in one experiment; the optimizer's defaults fill in the rest."""
 
-    optimizer: str
-    where: Mapping[str, Any]
-    values: Mapping[str, Any]
+    #: Values that the paper's appendix fixes.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    #: Sets of values that it searched.
+    searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("fixed", "searched"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
 
 @dataclass(frozen=True)
 class Switch:
-    """When SGD gives way to ASGD: an epoch's ``key`` is above the lowest of all before it but the last ``interval``."""
+    """When SGD is replaced by ASGD: ``key`` is above its lowest value of all but the last ``interval`` epochs."""
 
     key: str
     interval: int
@@ -73,92 +77,97 @@ class Switch:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One task of the comparison, declared. Tuned values and search sets live with the optimizers."""
+    """One task of the comparison, with the values of every optimizer for it."""
 
     name: str
     title: str
-    #: The table of the paper, such as "III"; empty where it is not of the paper.
+    #: The table of the paper, such as "III"; empty if the experiment is not in the paper.
     table: str
-    #: Data sets it reads, as ``aida data`` names them.
+    #: The names of its data sets in ``aida data``.
     data: tuple[str, ...]
-    #: Model, data and measure on a device; called when a run starts, not before.
-    task: Callable[[Setting], Task]
+    #: Creates model, data and evaluation on a device; called when a run starts.
+    task: Callable[[TaskContext], Task]
     parameters: int
     epochs: int
     batch: int
     schedule: Schedule
-    #: By variant; the first is the default.
+    #: The metric of each variant; the first variant is the default.
     metrics: Mapping[str, Metric]
+    #: Values by optimizer; an entry for a method, such as "aida-k1", comes before that for its optimizer.
+    tuning: Mapping[str, Tuning] = field(default_factory=dict)
     #: What the paper reports, by method (:attr:`RunSpec.method`).
-    paper: Mapping[str, PaperFigure] = field(default_factory=lambda: MappingProxyType({}))
-    #: The variant that those figures compare with; empty for the default.
+    paper: Mapping[str, PaperResult] = field(default_factory=dict)
+    #: The variant that these results belong to; empty for the default.
     paper_variant: str = ""
-    #: Variants in which SGD gives way to ASGD; the paper's figure for SGD compares with these too.
-    switches: Mapping[str, Switch] = field(default_factory=lambda: MappingProxyType({}))
-    adjustments: tuple[Adjustment, ...] = ()
-    #: Data sets of the variants that read others.
-    variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    #: Whether compiling the model pays on a GPU: it costs most of a minute at the start.
+    #: Variants in which SGD is replaced by ASGD; the paper's result for SGD belongs to these too.
+    switches: Mapping[str, Switch] = field(default_factory=dict)
+    #: The data sets of variants that read other ones.
+    variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Whether compiling the model pays off on a GPU; it takes most of a minute at the start.
     compiled: bool = False
-    #: Whether several processes that torchrun started can train it together.
+    #: Whether several processes under torchrun can train it together.
     distributed: bool = False
-    #: Steps between two stepsize measurements when asked for without a number.
+    #: Steps between two stepsize measurements for ``--probe`` without a number.
     probe_every: int = 391
-    #: Parts of the protocol a reader must know of: traps of the public code, readings where the paper is silent.
+    #: What a reader must know: traps of the public code, and our choices if the paper says nothing.
     notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("metrics", "tuning", "paper", "switches", "variant_data"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @property
     def variants(self) -> tuple[str, ...]:
         return tuple(self.metrics)
 
-    def figures(self, variant: str) -> Mapping[str, PaperFigure]:
-        """The paper's figures that runs of a variant compare with."""
+    def paper_results(self, variant: str) -> Mapping[str, PaperResult]:
+        """The paper's results that runs of a variant compare with."""
         if variant == (self.paper_variant or self.variants[0]):
             return self.paper
-        return {method: figure for method, figure in self.paper.items() if method == "sgd" and variant in self.switches}
+        return {method: result for method, result in self.paper.items() if method == "sgd" and variant in self.switches}
 
     def reads(self, variant: str) -> tuple[str, ...]:
         """The data sets of a variant."""
         return self.variant_data.get(variant, self.data)
 
-    def tuned(self, optimizer: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The optimizer's values for this experiment: defaults, tuned values, adjustments, then ``given``."""
+    def tuning_of(self, optimizer: str, given: Mapping[str, Any] | None = None) -> Tuning | None:
+        """The entry of :attr:`tuning` for an optimizer with these values; None if the experiment has none."""
         entry = find(optimizer)
-        given = given or {}
-        values = {**entry.defaults, **entry.tuned.get(self.name, {})}
-        for each in self.adjustments:
-            seen = {**values, **given}
-            if each.optimizer == entry.name and all(seen.get(key) == value for key, value in each.where.items()):
-                values.update(each.values)
-        return {**values, **given}
+        method = method_of(entry.name, {**entry.defaults, **(given or {})})
+        return self.tuning.get(method) or self.tuning.get(entry.name)
+
+    def tuned(self, optimizer: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The optimizer's values for this experiment: its defaults, then the fixed values, then ``given``."""
+        tuning = self.tuning_of(optimizer, given) or Tuning()
+        return {**find(optimizer).defaults, **tuning.fixed, **(given or {})}
 
     def untuned(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a run's values that are not the tuned ones."""
-        # the number of projections is in the method's name, and tuned values depend on it
+        """Those of a run's values that differ from the tuned ones."""
+        # the number of projections is part of the method's name, and the tuned values depend on it
         named = {name: value for name, value in hyper.items() if name == "projections"}
         tuned = _as_json(self.tuned(optimizer, named))
         return {name: value for name, value in hyper.items() if name not in tuned or tuned[name] != value}
 
     def searched(self, optimizer: str) -> Mapping[str, tuple[Any, ...]]:
         """The sets that the paper searched for this optimizer, by hyper-parameter."""
-        return find(optimizer).searched.get(self.name, {})
+        tuning = self.tuning_of(optimizer)
+        return tuning.searched if tuning else {}
 
-    def strays(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a run's values that the paper neither fixes nor searched; none where it is silent altogether."""
-        searched = self.searched(optimizer)
-        if not searched and self.name not in find(optimizer).tuned:
+    def not_in_paper(self, optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run's values that the paper neither fixes nor searched; none if it gives no values at all."""
+        if self.tuning_of(optimizer) is None:
             return {}
-        fixed = self.untuned(optimizer, {name: value for name, value in hyper.items() if name not in searched})
-        sets = _as_json(dict(searched))
+        sets = _as_json(dict(self.searched(optimizer)))
+        fixed = self.untuned(optimizer, {name: value for name, value in hyper.items() if name not in sets})
         return {**fixed, **{name: value for name, value in hyper.items() if name in sets and value not in sets[name]}}
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that decides a run's numbers on a given machine."""
+    """Everything that determines a run's numbers on a given machine."""
 
     experiment: str
-    #: A name of the catalog, or ``module:Class``.
+    #: A name in the catalog, or ``module:Class``.
     optimizer: str
     #: Every hyper-parameter, resolved.
     hyper: Mapping[str, Any]
@@ -166,30 +175,30 @@ class RunSpec:
     epochs: int
     batch: int
     precision: Precision
-    #: Which form of the protocol, where there are several.
+    #: One of the experiment's variants.
     variant: str = "default"
-    #: Whether the model is compiled: other kernels, other roundings.
+    #: Whether the model is compiled; compiled kernels round differently.
     compiled: bool = False
-    #: Only kernels that give the same bits again; on a CPU all do.
+    #: Whether only deterministic kernels are used; all are on a CPU.
     deterministic: bool = False
     #: Steps between two stepsize measurements; 0 for none.
     probe_every: int = 0
-    #: At most so many batches an epoch, and as many in an evaluation; None for all. For trials, not for tables.
+    #: The most batches per epoch and per evaluation; None for all. For trials, not for tables.
     limit: int | None = None
-    #: Steps over which the experiment's schedule is reached in a straight line; 0 for the schedule as declared.
+    #: Steps of linear warm-up to the experiment's schedule; 0 for none.
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        # as JSON would give it back, so that a spec read from its file is equal to the one written
+        # as read from JSON, so that a spec read from its file equals the one written
         hyper = _as_json(dict(self.hyper))
-        if self.optimizer == "aida":  # the meaning of the runs that were made when this was the default
+        if self.optimizer == "aida":  # the default at the time of runs whose specs lack the value
             hyper.setdefault("decoupled_weight_decay", False)
         object.__setattr__(self, "hyper", MappingProxyType(hyper))
 
     @property
     def method(self) -> str:
-        """What a table calls it: the optimizer's name, with the number of projections for Aida."""
-        return f"aida-k{self.hyper['projections']}" if self.optimizer == "aida" else self.optimizer
+        """The name in tables: the optimizer's name, with the number of projections for Aida."""
+        return method_of(self.optimizer, self.hyper)
 
     @property
     def key(self) -> str:
@@ -198,8 +207,8 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        content = {"format": FORMAT, **_fields_of(self), "hyper": dict(self.hyper)}
-        # what came later, or was not said, is left out: runs made before keep their names
+        content = {"format": FORMAT, **vars(self), "hyper": dict(self.hyper)}
+        # fields that are newer than some runs are left out at their first meaning: old runs keep their names
         if not self.warmup:
             del content["warmup"]
         if self.optimizer == "aida" and not self.hyper["decoupled_weight_decay"]:
@@ -208,7 +217,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunSpec:
-        """The spec a file holds; ValueError where it is none."""
+        """Return the spec that a file holds; ValueError if it holds none."""
         known = {each.name for each in fields(cls)}
         given = {"warmup": 0, **{key: value for key, value in content.items() if key != "format"}}
         if content.get("format") != FORMAT or set(given) != known:
@@ -220,19 +229,11 @@ class RunSpec:
         return cls(**given)
 
 
+def method_of(optimizer: str, hyper: Mapping[str, Any]) -> str:
+    """The name of an optimizer in tables: ``aida-k1`` for Aida with one projection, otherwise its own."""
+    return f"aida-k{hyper['projections']}" if optimizer == "aida" else optimizer
+
+
 def _as_json(value: Any) -> Any:
-    """As a file would give it back: lists for tuples."""
+    """Return the value as read from a JSON file: lists instead of tuples."""
     return json.loads(json.dumps(value))
-
-
-def _fields_of(spec: RunSpec) -> dict[str, Any]:
-    return {each.name: getattr(spec, each.name) for each in fields(spec)}
-
-
-def optimizer_values(experiment: Experiment, optimizer: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The optimizer's settled name, and its hyper-parameters for this experiment with ``given`` over them."""
-    if ":" in optimizer:
-        outside(optimizer)
-        return optimizer, dict(given)
-    entry: Entry = find(optimizer)
-    return entry.name, experiment.tuned(entry.name, given)

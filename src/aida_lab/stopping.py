@@ -1,45 +1,40 @@
-"""Ctrl-C while many runs train: the first saves them, the second gives them up."""
+"""Stop runs on Ctrl-C or SIGTERM: the first signal saves them, the second aborts."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
-#: Those that are entered, the innermost last.
+#: Stops that are entered, the innermost last.
 _entered: list[Stop] = []
 
 
-def asked() -> bool:
-    """Whether a stop that is entered in this process was asked."""
-    return any(stop.asked for stop in _entered)
-
-
 class Stop:
-    """Takes SIGINT and SIGTERM while it is entered; only in the main thread, as Python wants it.
+    """A request to stop, set by :meth:`ask` or, while it is entered in the main thread, by SIGINT or SIGTERM.
 
-    A run in this very process has its own handlers meanwhile, which hand the signals on.
+    Stops nest: a request to an outer stop holds for all stops entered inside it. The outermost handles signals.
     """
 
     def __init__(self, when_asked: Callable[[], object] = lambda: None) -> None:
-        #: The signal that asked; 0 for none.
+        #: The signal of the first request; 0 if there was none.
         self.signal = 0
-        #: Whether it was asked twice: then nothing is waited for.
+        #: Whether a second signal came: nothing is waited for.
         self.urgent = False
         self._when_asked = when_asked
-        self._before: dict[int, Any] = {}
+        self._outer: Stop | None = None
+        self._handlers: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:
-        return self.signal != 0
+        return self.signal != 0 or (self._outer is not None and self._outer.asked)
 
     def ask(self, number: int = signal.SIGINT) -> None:
-        """Let no other run begin, and those at hand be saved."""
+        """Start no other run, and save those that train. Can be called in any thread."""
         self.signal = self.signal or number
 
-    def _take(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         if self.asked:
             self.urgent = True
             raise KeyboardInterrupt
@@ -47,15 +42,15 @@ class Stop:
         self._when_asked()
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and not any(stop._handlers for stop in _entered):
+            self._handlers = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
+        self._outer = _entered[-1] if _entered else None
         _entered.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.remove(self)
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._handlers = {}

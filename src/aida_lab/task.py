@@ -1,8 +1,8 @@
-"""What the training loop knows of a task, and what a task knows of its run.
+"""The interface between the training loop and a task.
 
-A task is an experiment on one device: modules, data, a training step and a measure. Everything random in
-its data comes from (seed, epoch) through :func:`stream`, so that a run can go on in the middle of an epoch
-without its past; dropout draws from torch's generators, whose state the checkpoint keeps.
+A task is an experiment on one device: modules, data, a training step and an evaluation. All randomness of its data
+is drawn from (seed, epoch) by :func:`stream`, so a run can resume in the middle of an epoch. Dropout draws from
+torch's generators; a checkpoint keeps their state.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from aida_lab.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Where and how a task is made."""
+class TaskContext:
+    """What a task is built from."""
 
     spec: RunSpec
     device: torch.device
     data_root: Path | None = None
-    #: A file of Inception weights, for the experiment that is measured with it.
+    #: A file of Inception weights, for the experiment that measures FID.
     inception: Path | None = None
-    #: Processes that decode images, for the experiment that reads files while it trains.
+    #: Processes that decode images, for the experiment that reads image files while it trains.
     workers: int = 4
 
     def autocast(self) -> torch.autocast:
-        """The precision of the run, for a task to open around its network."""
-        # no cache of cast weights: a CUDA graph would hold those of the step it was recorded in
+        """The run's precision, as a context for the forward pass."""
+        # no cache of cast weights: a CUDA graph would keep those of the step in which it was captured
         bf16 = self.spec.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
 
@@ -42,35 +42,35 @@ class Setting:
 class Task(Protocol):
     """One experiment on one device."""
 
-    #: Everything that is trained, by name; each gets an optimizer of its own. A checkpoint keeps them all.
+    #: The trained modules by name. Each has its own optimizer, and a checkpoint keeps all of them.
     modules: Mapping[str, nn.Module]
 
     def begin_epoch(self, epoch: int) -> int:
-        """Draw this epoch's order; returns its number of steps. Called again after a resume within the epoch."""
+        """Shuffle the data of this epoch; returns its number of steps. Called again if a run resumes in the epoch."""
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """What step ``index`` of the epoch reads, on the device; equal shapes for steps of equal :meth:`kind`."""
+        """The batch of step ``index`` of the epoch, on the device. Steps of equal :meth:`kind` have equal shapes."""
 
     def kind(self, index: int) -> str:
-        """Which step it is, where the code or the shapes of steps differ; each kind becomes a CUDA graph of its own."""
+        """The kind of a step, if steps differ in code or shapes. Each kind is captured as its own CUDA graph."""
 
     def lr_factor(self, index: int) -> float:
-        """A factor on the scheduled lr for this step alone."""
+        """A factor on the scheduled lr for this step only."""
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
-        """Take one training step; returns the loss, detached. May be captured: no synchronisation, no host values."""
+        """Take a training step; returns the detached loss. It may be captured, so it must not synchronize."""
 
     def evaluate(self, final: bool) -> Mapping[str, float]:
-        """The measures after an epoch; ``final`` after the last one of the run."""
+        """The metrics after an epoch. ``final`` is true after the last epoch of the run."""
 
     def extra_state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside modules and optimizers: tensors and plain values."""
+        """What a checkpoint needs besides modules and optimizers: tensors and plain values."""
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`extra_state` gave; tensors that a graph may hold are copied into, not replaced."""
+        """Restore :meth:`extra_state`. Tensors that a CUDA graph may read are overwritten, not replaced."""
 
 
 def stream(seed: int, epoch: int, purpose: str) -> torch.Generator:
-    """A generator on the CPU whose numbers depend on these three alone."""
+    """A CPU generator seeded by these three values alone."""
     digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

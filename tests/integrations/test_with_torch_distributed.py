@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tiny
 from aida import Aida
+from aida.catalog import find
 from processes import Refused, together
 
 CLIP = 0.3
@@ -21,7 +22,7 @@ def under_fsdp1(steps_before: int, **options: Any) -> list[Tensor]:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     model = tiny.net()
-    optimizer = Aida(model.parameters(), lr=tiny.LR)
+    optimizer = options.pop("kind", Aida)(model.parameters(), lr=tiny.LR)
     if steps_before:
         tiny.train(model, [optimizer])
         optimizer.zero_grad()
@@ -58,6 +59,7 @@ def outcomes() -> dict[str, tuple[Any, ...]]:
         "fsdp1": partial(under_fsdp1, 0),
         "fsdp1 between steps": partial(under_fsdp1, tiny.STEPS),
         "fsdp1 shard_grad_op": partial(under_fsdp1, 0, strategy="SHARD_GRAD_OP"),
+        "fsdp1 Fromage": partial(under_fsdp1, 0, kind=find("fromage").optimizer),
         "parts": partial(under_zero_redundancy, False),
         "parts in buckets": partial(under_zero_redundancy, True),
         "clipping parts": partial(under_zero_redundancy, False, clip_norm=CLIP),
@@ -67,7 +69,7 @@ def outcomes() -> dict[str, tuple[Any, ...]]:
     return dict(zip(works, together(*works.values()), strict=True))
 
 
-@pytest.mark.parametrize("case", ["fsdp1", "fsdp1 between steps", "fsdp1 shard_grad_op"])
+@pytest.mark.parametrize("case", ["fsdp1", "fsdp1 between steps", "fsdp1 shard_grad_op", "fsdp1 Fromage"])
 def test_fsdp1_around_a_model_whose_optimizer_exists_is_refused(
     outcomes: dict[str, tuple[Any, ...]], case: str
 ) -> None:

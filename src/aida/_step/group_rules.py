@@ -116,6 +116,7 @@ def drop_duplicates(group: dict[str, Any]) -> None:
 
 def check_lr(group: Mapping[str, Any]) -> None:
     lr = group["lr"]
+    refuse_array("lr", lr)
     if isinstance(lr, Tensor):
         if group["foreach"] and not group["capturable"]:
             raise ValueError(
@@ -139,6 +140,7 @@ def check_betas(group: Mapping[str, Any], *, added: bool = True) -> None:
     if added and isinstance(beta1, Tensor) != isinstance(beta2, Tensor):
         raise ValueError(f"betas must be either both floats or both Tensors, not {betas!r}")
     for index, beta in enumerate(betas):
+        refuse_array(f"betas[{index}]", beta)
         if isinstance(beta, Tensor):
             if group["foreach"] and not group["capturable"]:
                 raise ValueError(
@@ -173,8 +175,15 @@ def check_weight_decay(group: Mapping[str, Any]) -> None:
 def refuse_tensor(group: Mapping[str, Any], name: str) -> None:
     """Refuse a tensor, which could change in place unseen, unless autograd is to follow the step."""
     value = group[name]
+    refuse_array(name, value)
     if isinstance(value, Tensor) and not group.get("differentiable"):
         raise TypeError(f"{name} must be a number, not a Tensor ({value!r}); only lr and betas may be Tensors")
+
+
+def refuse_array(name: str, value: Any) -> None:
+    """Refuse a NumPy array: like a list it can change in place, and ``group["lr"] *= 0.1`` does that to it."""
+    if not isinstance(value, Tensor) and hasattr(value, "__array__") and hasattr(value, "__setitem__"):
+        raise TypeError(f"{name} must be a number, not an array ({value!r}); pass float({name})")
 
 
 def is_finite(value: Any) -> bool:

@@ -57,14 +57,19 @@ _read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
 
 def read_rest(group: dict[str, Any]) -> tuple[Any, ...]:
     betas, *rest = _read_rest(group)
-    return (tuple(betas) if isinstance(betas, list) else betas, *rest)  # a list may change in place
+    return (tuple(betas) if may_change_in_place(betas) else betas, *rest)
+
+
+def may_change_in_place(betas: Any) -> bool:
+    """Whether betas are in a list or an array, whose identity tells nothing."""
+    return hasattr(betas, "__setitem__")
 
 
 def equal(one: list[Any], other: list[Any]) -> bool:
     """Whether groups hold the same values as before."""
     try:
         return one == other
-    except RuntimeError:  # other parameters took their places in a group, and tensors have no single truth
+    except (RuntimeError, ValueError):  # other tensors, or an array, took a place in a group: they have no single truth
         return False
 
 

@@ -7,7 +7,6 @@ pieces, or that build one optimizer per piece of a model, do so behind the user'
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 import torch
@@ -51,19 +50,20 @@ class GivenParams:
 
     def __init__(self) -> None:
         self._shapes: dict[int, list[torch.Size | None]] = {}  # by the group's id
-        self._given: dict[int, weakref.ref[Tensor]] = {}  # by the parameter's id
+        # by the parameter's id; not a weak reference, with which torch.utils.swap_tensors (Module.to) refuses a tensor
+        self._given: dict[int, type] = {}
 
     def add(self, group: dict[str, Any]) -> None:
         self._shapes[id(group)] = [None if is_uninitialized(p) else p.shape for p in group["params"]]
-        self._given.update({id(p): weakref.ref(p) for p in group["params"]})
+        self._given.update({id(p): type(p) for p in group["params"]})
 
     def check(self, group: dict[str, Any], owner: str) -> None:
         """Refuse a group whose tensors were replaced by flat partitions; accept others of any shape."""
         shapes = self._shapes.get(id(group), [])
         for position, p in enumerate(group["params"]):
             check_whole(p, owner)
-            given = self._given.get(id(p))
-            if (given is not None and given() is p) or is_uninitialized(p):
+            # the type too: a bare tensor may have the id of a parameter that is gone
+            if self._given.get(id(p)) is type(p) or is_uninitialized(p):
                 continue
             shape = shapes[position] if position < len(shapes) else None
             # a module's own new parameter may be 1-D and of any length; ZeRO's partitions are bare tensors
@@ -73,6 +73,7 @@ class GivenParams:
                     f"{p.numel()} elements at position {position}. DeepSpeed ZeRO stages 1 to 3 replace layers by flat "
                     f"partitions like this, and {owner} works layer by layer. Use ZeRO stage 0, or DDP"
                 )
+            self._given[id(p)] = type(p)  # accepted, it may later stand at another position
 
 
 def part_builder() -> str | None:

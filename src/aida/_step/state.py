@@ -43,6 +43,8 @@ def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
             return f"has a {type(kept).__name__} as its {name}, which must be a dense tensor; load a state_dict"
         if (kept.dtype, kept.shape) != _form(name, p) or kept.device != p.device:
             return _unlike(p, name, kept)
+        if kept.is_neg() or kept.is_conj():
+            return f"has PyTorch's lazy conj or neg bit set on its {name}; keep {name}.resolve_conj().resolve_neg()"
     if grad.shape != p.shape or grad.device != p.device:
         return _unlike(p, "gradient", grad)
     for name, tensor in (("values", p), ("gradient", grad), *((name, state[name]) for name in LAYOUT.keys)):

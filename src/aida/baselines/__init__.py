@@ -1,4 +1,4 @@
-"""The optimizers Aida is compared with: one method a file, under the contract of ``contract.py``.
+"""The optimizers that Aida is compared with: one file per method; ``contract.py`` is what they share.
 
-Each file ends in ``ENTRIES``, which is all the catalog needs to know of it.
+Each file ends in ``ENTRIES``, from which the catalog is made.
 """

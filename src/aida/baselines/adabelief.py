@@ -1,8 +1,8 @@
 """AdaBelief, and AdaBelief*: the same without eps in the stored variance.
 
-AdaBelief is version 0.0.5 of its authors' code, the one behind the published figures, and the rule of
-its paper: eps both in the stored variance and outside the root. AdaBelief* is the Aida paper's probe
-of what the inner eps is good for.
+AdaBelief is version 0.0.5 of its authors' code, which produced the published results, and the rule of
+its paper: eps is in the stored variance and outside the root. The Aida paper uses AdaBelief* to study
+the effect of the inner eps.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aida.baselines.adam_like import AdamLike, descend, descend_foreach
+from aida.baselines.adam_like import AdamLike, descend
 from aida.catalog import AIDA_PAPER, Entry, Paper
 from aida.readings import Group, both_eps, outer_eps
-from aida.settings import across, adaptive, decades
 
 
 class AdaBelief(AdamLike):
-    """Adam whose variance is that of the gradient around its running mean; arguments as :class:`AdamLike`'s.
+    """Adam with the variance of the gradient around its running mean; arguments as for :class:`AdamLike`.
 
     With gradient ``g``::
 
@@ -32,25 +31,7 @@ class AdaBelief(AdamLike):
     #: Whether eps enters the stored variance.
     inner_eps: ClassVar[bool] = True
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_var = state["exp_avg"], state["exp_avg_var"]
-
-        # moments
-        exp_avg.lerp_(grad, 1 - beta1)
-
-        # variance
-        residual = grad - exp_avg
-        exp_avg_var.mul_(beta2).addcmul_(residual, residual, value=1 - beta2)
-        if self.inner_eps:
-            exp_avg_var.add_(group["eps"])
-
-        # parameters
-        descend(param, exp_avg, exp_avg_var, state["step"], group)
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
         exp_avgs, exp_avg_vars = state["exp_avg"], state["exp_avg_var"]
 
@@ -65,11 +46,11 @@ class AdaBelief(AdamLike):
             torch._foreach_add_(exp_avg_vars, group["eps"])
 
         # parameters
-        descend_foreach(params, exp_avgs, exp_avg_vars, state["step"], group)
+        descend(params, exp_avgs, exp_avg_vars, state["step"], group)
 
 
 class AdaBeliefStar(AdaBelief):
-    """AdaBelief without eps in the stored variance (appendix A of the Aida paper); arguments as there."""
+    """AdaBelief without eps in the stored variance (appendix A of the Aida paper); same arguments."""
 
     inner_eps = False
 
@@ -88,29 +69,9 @@ ENTRIES = [
         rule="s = beta2 s + (1 - beta2)(g - m)^2 + eps; p -= lr m^ / (sqrt(s^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=both_eps("exp_avg_var"),
-        tuned=adaptive(
-            {
-                "wgan": {"eps": 1e-12},
-                "imagenet": {
-                    "lr": 1e-3,
-                    "betas": (0.9, 0.999),
-                    "weight_decay": 1e-2,
-                    "decoupled_weight_decay": True,
-                },
-                "digits": {"eps": 1e-8},
-            }
-        ),
-        searched=across(
-            {
-                "cifar": {"eps": (1e-8, 1e-9)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-8, -16, -2)},
-                "transformer": {"eps": decades(-8, -16, -2)},
-                "imagenet": {"eps": (1e-8, 1e-9, 1e-10)},
-            }
-        ),
         notes=(
-            "Version 0.0.5 of the authors' code, the one behind the published figures: L2, no rectification. Versions "
-            "from 0.1.0 on default to eps 1e-16, decoupled decay and RAdam's rectification."
+            "Version 0.0.5 of the authors' code, which produced the published results: L2, no rectification. Later "
+            "versions (0.1.0 and up) default to eps 1e-16, decoupled weight decay and RAdam's rectification."
         ),
     ),
     Entry(
@@ -121,16 +82,9 @@ ENTRIES = [
         rule="s = beta2 s + (1 - beta2)(g - m)^2; p -= lr m^ / (sqrt(s^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=outer_eps("exp_avg_var"),
-        tuned=across(
-            {
-                "vgg11-cifar10": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 5e-4},
-                "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-            }
-        ),
-        searched=across({"vgg11-cifar10": {"eps": decades(-2, -8)}}),
         notes=(
-            "Appendix A of the Aida paper: AdaBelief without eps in the stored variance; in its figures only. Their "
-            "weight decay is not stated: taken to be that of the CIFAR table."
+            "Appendix A of the Aida paper: AdaBelief without eps in the stored variance. Only the paper's figures "
+            "show it."
         ),
     ),
 ]

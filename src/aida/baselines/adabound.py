@@ -1,4 +1,4 @@
-"""AdaBound: Adam whose stepsizes are clamped between bounds that close in on one value."""
+"""AdaBound: Adam with its stepsizes clamped between bounds that converge to one value."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from aida.baselines.adam_like import update_moments
 from aida.baselines.contract import Baseline, check_positive, counted, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, exact
-from aida.settings import across, adaptive, decades
 
 
 class AdaBound(Baseline):
@@ -26,11 +26,11 @@ class AdaBound(Baseline):
         p = p - clamp(a, f * (1 - 1 / (gamma * t + 1)), f * (1 + 1 / (gamma * t))) * m
 
     Args:
-        final_lr: where the bounds meet.
-        gamma: how fast they do.
-        base_lr: the lr that ``final_lr`` belongs to, so that a schedule moves both alike; None takes
-            the lr a group has when it is added, and remembers it in the group.
-        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+        final_lr: the value that both bounds converge to.
+        gamma: how fast the bounds converge.
+        base_lr: the lr that ``final_lr`` belongs to, so that a schedule scales both; None takes the lr of
+            the group when it is added, and stores it in the group.
+        others: as for :class:`aida.baselines.adam_like.AdamLike`.
     """
 
     moments = ("exp_avg", "exp_avg_sq")
@@ -60,10 +60,10 @@ class AdaBound(Baseline):
 
     def check(self, group: Group) -> None:
         super().check(group)
-        check_positive(group, "final_lr", "it is the rate of the SGD that AdaBound ends as; the authors use 0.1")
-        check_positive(group, "gamma", "it says how fast the bounds close; the authors use 1e-3")
+        check_positive(group, "final_lr", "AdaBound becomes SGD with this learning rate; the authors use 0.1")
+        check_positive(group, "gamma", "it sets how fast the bounds close; the authors use 1e-3")
         start = {"base_lr": float(group["lr"])} if group["base_lr"] is None else group
-        check_positive(start, "base_lr", "final_lr follows lr / base_lr; give base_lr where lr starts at 0")
+        check_positive(start, "base_lr", "final_lr is scaled by lr / base_lr; pass base_lr if lr starts at 0")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -71,34 +71,13 @@ class AdaBound(Baseline):
         if group["base_lr"] is None:
             group["base_lr"] = float(group["lr"])
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-        stepsize, lower, upper = _scalars(state["step"], group, param.dtype)
-
-        # moments
-        exp_avg.lerp_(grad, 1 - beta1)
-
-        # variance
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-
-        # parameters
-        factor = exp_avg_sq.sqrt().add_(group["eps"]).reciprocal_().mul_(stepsize).clamp_(lower, upper)
-        param.sub_(factor.mul_(exp_avg))
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
         exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
         stepsizes, lowers, uppers = _scalars(state["step"], group, params[0].dtype)
 
-        # moments
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-
-        # variance
-        torch._foreach_mul_(exp_avg_sqs, beta2)
-        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
+        # moments and variance
+        update_moments(exp_avgs, exp_avg_sqs, grads, beta1, beta2)
 
         # parameters
         factors = torch._foreach_sqrt(exp_avg_sqs)
@@ -112,15 +91,15 @@ class AdaBound(Baseline):
 
 
 def bounds(t: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound of the factor of m, relative to the learning rate."""
+    """Return the lower and upper bound of the factor of m, relative to the learning rate."""
     final = group["final_lr"] / group["base_lr"]
     gamma = group["gamma"]
     return final * (1 - 1 / (gamma * t + 1)), final * (1 + 1 / (gamma * t))
 
 
-def _scalars(step: Tensor | list[Tensor], group: Group, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+def _scalars(steps: list[Tensor], group: Group, dtype: torch.dtype) -> tuple[list[Any], list[Any], list[Any]]:
     beta1, beta2 = group["betas"]
-    t = counted(step)
+    t = counted(steps)
     lr = learning_rate(group)
     lower, upper = bounds(t, group)
     stepsize = lr * (1 - beta2**t).sqrt() / (1 - beta1**t)
@@ -130,7 +109,7 @@ def _scalars(step: Tensor | list[Tensor], group: Group, dtype: torch.dtype) -> t
 def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
     t = exact(step)
     beta1, beta2 = group["betas"]
-    # the clamped factor multiplies m: times 1 - beta1**t it multiplies m / (1 - beta1**t)
+    # the clamped factor multiplies m; times 1 - beta1**t it multiplies m / (1 - beta1**t)
     lower, upper = ((bound * (1 - beta1**t)).to(chunks[0]) for bound in bounds(t, group))
     return chunks[0].sqrt().add_(group["eps"]).reciprocal_().mul_((1 - beta2**t).sqrt()).clamp_(lower, upper)
 
@@ -168,18 +147,9 @@ ENTRIES = [
             stepsize=_stepsize,
             bound=_bound,
         ),
-        tuned=adaptive({family: {"gamma": 1e-3} for family in ("cifar", "lstm", "transformer", "wgan")}),
-        searched=across(
-            {
-                "cifar": {"eps": decades(-2, -8), "final_lr": (0.1, 0.01)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2), "final_lr": (0.1, 3.0, 30.0)},
-                "transformer": {"eps": decades(-6, -12), "final_lr": (0.1, 0.01, 0.001)},
-                "wgan": {"eps": decades(-2, -10, -2), "final_lr": (0.1, 0.01)},
-            }
-        ),
         notes=(
-            "Version 0.0.5 of the authors' code. Its base_lr is kept by the optimizer object and lost in a checkpoint; "
-            "here it lies in the group, and is saved."
+            "Version 0.0.5 of the authors' code. Its checkpoints do not contain base_lr; here base_lr is stored in the "
+            "group and saved."
         ),
     ),
 ]  # fmt: skip

@@ -1,8 +1,6 @@
-"""What the methods that divide a first moment by the root of a second share with Adam."""
+"""What the methods that divide a first moment by the root of a second moment share with Adam."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +11,17 @@ from aida.readings import Group
 
 
 class AdamLike(Baseline):
-    """Adam's arguments, its bias corrections and its last phase; a subclass says what its variance is.
+    """The base class of methods with Adam's arguments.
 
     Args:
         params: parameters, named parameters or parameter groups, as for any torch optimizer.
         lr: learning rate; a one-element tensor, with ``capturable=True``, to change it in a CUDA graph.
         betas: decay rates of the first and second moment.
-        eps: keeps the adaptive stepsize finite; where it sits is the method's own.
+        eps: keeps the adaptive stepsize finite; its place in the update depends on the method.
         weight_decay: L2, or decoupled as in AdamW with ``decoupled_weight_decay=True``.
         maximize: ascend instead of descend.
-        foreach: True updates lists of tensors, False one tensor at a time, None picks by the device.
-        capturable: keep the step counter on the device, so that a CUDA graph can hold the step.
+        foreach: False updates one tensor at a time; True and None update lists of tensors.
+        capturable: keep the step counter on the device, so that a CUDA graph can capture the step.
     """
 
     def __init__(
@@ -52,29 +50,25 @@ class AdamLike(Baseline):
         super().__init__(params, defaults)
 
 
-def corrections(step: Tensor | list[Tensor], group: Group, dtype: torch.dtype) -> tuple[Any, Any]:
-    """``lr / (1 - beta1**t)`` and ``sqrt(1 - beta2**t)``, one of each a tensor."""
-    beta1, beta2 = group["betas"]
-    t = counted(step)
-    return per_tensor(learning_rate(group) / (1 - beta1**t), dtype), per_tensor((1 - beta2**t).sqrt(), dtype)
+def update_moments(
+    exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], grads: list[Tensor], beta1: float, beta2: float
+) -> None:
+    """``m = beta1 * m + (1 - beta1) * g`` and ``v = beta2 * v + (1 - beta2) * g**2``."""
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
 
 
-def descend(param: Tensor, exp_avg: Tensor, variance: Tensor, step: Tensor, group: Group) -> None:
-    """``param -= lr * m_hat / (sqrt(v_hat) + eps)``."""
-    stepsize, root_correction = corrections(step, group, param.dtype)
-    denominator = variance.sqrt().div_(root_correction).add_(group["eps"])
-    param.sub_(denominator.reciprocal_().mul_(exp_avg).mul_(stepsize))
-
-
-def descend_foreach(
+def descend(
     params: list[Tensor], exp_avgs: list[Tensor], variances: list[Tensor], steps: list[Tensor], group: Group
 ) -> None:
-    """The same for lists."""
-    stepsizes, root_corrections = corrections(steps, group, params[0].dtype)
+    """``param -= lr * m_hat / (sqrt(v_hat) + eps)``."""
+    beta1, beta2 = group["betas"]
+    t, dtype = counted(steps), params[0].dtype
     work = torch._foreach_sqrt(variances)
-    torch._foreach_div_(work, root_corrections)
+    torch._foreach_div_(work, per_tensor((1 - beta2**t).sqrt(), dtype))
     torch._foreach_add_(work, group["eps"])
     torch._foreach_reciprocal_(work)
     torch._foreach_mul_(work, exp_avgs)
-    torch._foreach_mul_(work, stepsizes)
+    torch._foreach_mul_(work, per_tensor(learning_rate(group) / (1 - beta1**t), dtype))
     torch._foreach_sub_(params, work)

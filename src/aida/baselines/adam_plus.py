@@ -1,18 +1,17 @@
-"""Adam+: Adam with eps also in the stored second moment, the Aida paper's probe of what that does."""
+"""Adam+: Adam with eps also in the stored second moment. The Aida paper uses it to study the effect of that eps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from aida.baselines.adam_like import AdamLike, descend, descend_foreach
+from aida.baselines.adam_like import AdamLike, descend, update_moments
 from aida.catalog import AIDA_PAPER, Entry
 from aida.readings import Group, both_eps
-from aida.settings import across
 
 
 class AdamPlus(AdamLike):
-    """Adam with eps in both places (appendix B of the Aida paper); arguments as :class:`AdamLike`'s.
+    """Adam with eps in both places (appendix B of the Aida paper); arguments as for :class:`AdamLike`.
 
     With gradient ``g``::
 
@@ -23,33 +22,15 @@ class AdamPlus(AdamLike):
 
     moments = ("exp_avg", "exp_avg_sq")
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
 
-        # moments
-        state["exp_avg"].lerp_(grad, 1 - beta1)
-
-        # variance
-        state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2).add_(group["eps"])
-
-        # parameters
-        descend(param, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
-        beta1, beta2 = group["betas"]
-
-        # moments
-        torch._foreach_lerp_(state["exp_avg"], grads, 1 - beta1)
-
-        # variance
-        torch._foreach_mul_(state["exp_avg_sq"], beta2)
-        torch._foreach_addcmul_(state["exp_avg_sq"], grads, grads, value=1 - beta2)
+        # moments and variance
+        update_moments(state["exp_avg"], state["exp_avg_sq"], grads, beta1, beta2)
         torch._foreach_add_(state["exp_avg_sq"], group["eps"])
 
         # parameters
-        descend_foreach(params, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+        descend(params, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
 
 
 ENTRIES = [
@@ -61,15 +42,9 @@ ENTRIES = [
         rule="v = beta2 v + (1 - beta2) g^2 + eps; p -= lr m^ / (sqrt(v^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=both_eps("exp_avg_sq"),
-        tuned=across(
-            {
-                "vgg11-cifar10": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 5e-4},
-                "digits": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-            }
-        ),
         notes=(
-            "Appendix B of the Aida paper: Adam with eps added to its second moment at every step; in its figures "
-            "only. Their weight decay is not stated: taken to be that of the CIFAR table."
+            "Appendix B of the Aida paper: Adam with eps added to its second moment at every step. Only the paper's "
+            "figures show it."
         ),
     ),
 ]

@@ -1,9 +1,8 @@
-"""What every rival shares: parameter groups, checks, state, checkpoints, closures, weight decay, both paths.
+"""What all baselines share: parameter groups, checks, state, checkpoints, closures, weight decay.
 
-A method's own file holds its hyper-parameters, the names of its state and its update, twice: one
-tensor at a time, and over lists of tensors. An update gets its parameters and gradients as real
-tensors in the state's dtype, with ``maximize`` and weight decay already in them; it changes the
-parameters and the state in place and leaves the gradients alone.
+A method's own file holds its hyper-parameters, the names of its state and its update over lists of
+tensors. An update gets parameters and gradients as real tensors in the state's dtype, with ``maximize``
+and weight decay already applied. It changes parameters and state in place and leaves gradients alone.
 """
 
 from __future__ import annotations
@@ -29,26 +28,28 @@ from aida._step.group_rules import (
     check_weight_decay,
     drop_duplicates,
     is_finite,
+    is_plain,
     traced,
 )
 from aida._step.refusals import check_whole
 from aida.readings import Group, exact
 
-#: Elements a list operation takes at once: 64 MiB of float32, unless one tensor alone is larger.
-BUCKET = 1 << 24
+#: Elements that one list operation takes, unless one tensor alone has more: 64 MiB of float32 on an accelerator. A CPU
+#: takes 64 KiB, so that the temporaries of one operation are still in its cache for the next.
+BUCKET, CPU_BUCKET = 1 << 24, 1 << 14
 
-#: Switches that choose a path or a sign; a checkpoint may lack them.
+#: Flags that choose the path or the sign; a checkpoint may lack them.
 FLAGS: dict[str, Any] = {"maximize": False, "foreach": None, "capturable": False}
 
 
 class Baseline(Optimizer):
-    """An optimizer that defines :meth:`update` and :meth:`update_foreach`, and has the rest from here."""
+    """The base class of a method, which defines :meth:`update`, its state and its hyper-parameters."""
 
     #: State tensors of the parameter's shape.
     moments: ClassVar[tuple[str, ...]] = ()
-    #: One number a parameter, beside the moments.
+    #: State with one number per parameter.
     counters: ClassVar[tuple[str, ...]] = ("step",)
-    #: Whether the update of an element depends on the whole layer, so that a part of one cannot be updated alone.
+    #: Whether the update of an element depends on the whole layer, so that a shard cannot be updated alone.
     layerwise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -58,17 +59,11 @@ class Baseline(Optimizer):
     # -- what a method defines -------------------------------------------------------------------
 
     @abstractmethod
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        """The method's step for one tensor; ``state["step"]`` already counts this step."""
-
-    @abstractmethod
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
-        """The same for a list of tensors on one device."""
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
+        """Take the method's step for tensors on one device; ``state["step"]`` already counts it."""
 
     def check(self, group: Group) -> None:
-        """Refuse values that no step could use; a method adds the rules of its own hyper-parameters."""
+        """Raise ValueError for a bad value; a method adds the rules of its own hyper-parameters."""
         check_lr(group)
         if "betas" in group:
             check_betas(group)
@@ -80,7 +75,7 @@ class Baseline(Optimizer):
             check_weight_decay(group)
 
     def initial_value(self, group: Group) -> float:
-        """What every element of the moments starts from."""
+        """Return the value that every element of the moments starts from."""
         return 0.0
 
     # -- groups and checkpoints ------------------------------------------------------------------
@@ -98,7 +93,7 @@ class Baseline(Optimizer):
                 if self.layerwise:
                     check_whole(p, owner)
         except (ValueError, TypeError):
-            self.param_groups.pop()  # an optimizer that refused a group is as it was before
+            self.param_groups.pop()  # a refused group leaves the optimizer unchanged
             raise
         drop_duplicates(group)
 
@@ -112,7 +107,7 @@ class Baseline(Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint; the state keeps float32 where the parameter is bf16 or fp16."""
+        """Load a checkpoint; the state of bf16 and fp16 parameters stays float32."""
         handle = self.register_load_state_dict_pre_hook(self.layout.seal)
         try:
             super().load_state_dict(state_dict)
@@ -141,16 +136,12 @@ class Baseline(Optimizer):
         with torch.no_grad():
             work = [(group, self._ready(group)) for group in self.param_groups]  # every check before any change
             for group, params in work:
-                listed = [p for p in params if _takes_lists(p, group)]
-                for bucket in _buckets(listed):
-                    self._step_foreach(bucket, group)
-                for p in params:
-                    if not _takes_lists(p, group):
-                        self._step_one(p, group)
+                for bucket in _buckets(params, group["foreach"]):
+                    self._step_bucket(bucket, group)
         return loss
 
     def _ready(self, group: dict[str, Any]) -> list[Tensor]:
-        """The group's parameters that have a gradient, with their state made."""
+        """Return the group's parameters that have a gradient; their state is created if missing."""
         self.check(group)
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:
@@ -161,11 +152,13 @@ class Baseline(Optimizer):
             if p.grad.layout != torch.strided:
                 raise RuntimeError(
                     f"{type(self).__name__} does not support sparse gradients; build the embedding with sparse=False, "
-                    "or give its parameters to torch.optim.SparseAdam"
+                    "or pass its parameters to torch.optim.SparseAdam"
                 )
         for p in params:
             if (self.counters or self.moments) and not self.state[p]:
                 self._init_state(self.state[p], p, group)
+            if not traced():
+                _check_memory(p, p.grad, *self.state.get(p, {}).values())
         return params
 
     def _init_state(self, state: dict[str, Any], p: Tensor, group: Group) -> None:
@@ -175,26 +168,7 @@ class Baseline(Optimizer):
             state[name] = torch.empty_like(p, dtype=STATE_DTYPES[p.dtype], memory_format=torch.preserve_format)
             _real(state[name]).fill_(self.initial_value(group))
 
-    def _step_one(self, p: Tensor, group: Group) -> None:
-        param, grad = _wide(p), _wide_grad(p)
-        state = {name: self.state[p][name] for name in self.counters}
-        state.update({name: _real(self.state[p][name]) for name in self.moments})
-
-        # gradient and weight decay
-        if group["maximize"]:
-            grad = -grad
-        if l2 := _l2(group):
-            grad = grad.add(param, alpha=l2)
-        if decay := _decoupled(group):
-            param.mul_(1 - learning_rate(group) * decay)
-
-        for name in self.counters:
-            state[name].add_(1)
-        self.update(param, grad, state, group)
-        if param.dtype != _real(p).dtype:  # rounded once, at the end
-            _real(p).copy_(param)
-
-    def _step_foreach(self, bucket: list[Tensor], group: Group) -> None:
+    def _step_bucket(self, bucket: list[Tensor], group: Group) -> None:
         params, grads = [_wide(p) for p in bucket], [_wide_grad(p) for p in bucket]
         state = {name: [self.state[p][name] for p in bucket] for name in self.counters}
         state.update({name: [_real(self.state[p][name]) for p in bucket] for name in self.moments})
@@ -202,62 +176,51 @@ class Baseline(Optimizer):
         # gradient and weight decay
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        if l2 := _l2(group):
-            grads = list(torch._foreach_add(grads, params, alpha=l2))
-        if decay := _decoupled(group):
-            shrink = 1 - learning_rate(group) * decay
-            torch._foreach_mul_(params, shrink.to(params[0].dtype) if isinstance(shrink, Tensor) else shrink)
+        decay = group.get("weight_decay")
+        if decay and group["decoupled_weight_decay"]:
+            kept = 1 - learning_rate(group) * decay
+            torch._foreach_mul_(params, kept.to(params[0].dtype) if isinstance(kept, Tensor) else kept)
+        elif decay:
+            grads = list(torch._foreach_add(grads, params, alpha=decay))
 
         for name in self.counters:
             torch._foreach_add_(state[name], 1)
-        self.update_foreach(params, grads, state, group)
+        self.update(params, grads, state, group)
         originals = [_real(p) for p in bucket]
-        if params[0].dtype != originals[0].dtype:  # rounded once, at the end
+        if params[0].dtype != originals[0].dtype:  # round once, at the end
             torch._foreach_copy_(originals, params)
 
 
 def learning_rate(group: Group) -> float | Tensor:
-    """The group's lr: a number on the host, a tensor where the step must not wait for the device."""
+    """Return the group's lr: a float, or with ``capturable`` a tensor, so that the step does not synchronize."""
     lr: float | Tensor = group["lr"]
     if not isinstance(lr, Tensor):
         return lr
     return lr.reshape(()) if group["capturable"] else lr.item()
 
 
-def counted(step: Tensor | list[Tensor]) -> Tensor:
-    """The step of one tensor (0-dim) or of many (1-dim), for the scalars of an update."""
-    return exact(step if isinstance(step, Tensor) else torch.stack(step))
+def counted(steps: list[Tensor]) -> Tensor:
+    """Return the steps of all tensors as one float64 tensor, for the scalars of an update."""
+    return exact(torch.stack(steps))
 
 
-def per_tensor(values: Tensor, dtype: torch.dtype) -> Any:
-    """One number a tensor, as in-place and list operations take them: of the host, or left on the device."""
-    # a compiled step that read them would hold the numbers of its first run
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+def per_tensor(values: Tensor, dtype: torch.dtype) -> list[Any]:
+    """Return one number per tensor, as list operations take them: floats, or tensors that stay on the device."""
+    # a compiled step that read the numbers would keep those of its first run; a FakeTensor has none
+    if values.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(values):
         return values.tolist()
-    values = values.to(dtype)
-    return values if values.ndim == 0 else list(values.unbind())
+    return list(values.to(dtype).unbind())
 
 
 def check_positive(group: Group, name: str, meaning: str) -> None:
+    """Raise ValueError unless the value is a finite number above 0; ``meaning`` ends the message."""
     value = group[name]
     if isinstance(value, Tensor) or not is_finite(value) or value <= 0:
         raise ValueError(f"{name}={value!r} must be a finite number > 0: {meaning}")
 
 
-def _l2(group: Group) -> float:
-    """Weight decay that enters the gradient."""
-    decay: float = group.get("weight_decay", 0.0)
-    return 0.0 if group.get("decoupled_weight_decay", False) else decay
-
-
-def _decoupled(group: Group) -> float:
-    """Weight decay that shrinks the parameter directly, times the learning rate."""
-    decay: float = group.get("weight_decay", 0.0)
-    return decay if group.get("decoupled_weight_decay", False) else 0.0
-
-
 def _counter_device(p: Tensor, group: Group) -> torch.device:
-    # on the host a counter costs no wait for the device; in a CUDA graph it must lie on the device
+    # a counter on the host needs no synchronization; in a CUDA graph it must be on the device
     return p.device if group["capturable"] else torch.device("cpu")
 
 
@@ -266,33 +229,42 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _wide(p: Tensor) -> Tensor:
-    """The parameter in its state's dtype: itself where the two are the same, else a copy."""
+    """Return the parameter in its state's dtype: itself if the two are the same, else a copy."""
     real = _real(p)
     return real.to(STATE_DTYPES[real.dtype])
 
 
 def _wide_grad(p: Tensor) -> Tensor:
     assert p.grad is not None
-    # autograd leaves some conjugate by a mark alone, of which there is no real view
+    # autograd sets the lazy conj bit on some gradients; a real view needs it resolved
     return _real(p.grad.resolve_conj()).to(STATE_DTYPES[_real(p).dtype])
 
 
-def _takes_lists(p: Tensor, group: Group) -> bool:
-    if group["foreach"] is None:  # on a CPU list operations are loops with larger temporaries
-        return p.device.type != "cpu"
-    return bool(group["foreach"])
+def _check_memory(*tensors: Any) -> None:
+    """Raise RuntimeError for a tensor whose storage was freed: torch's operations would read address 0."""
+    for t in tensors:
+        if isinstance(t, Tensor) and is_plain(t) and not t.is_meta and t.data_ptr() == 0 and t.numel():
+            raise RuntimeError(
+                f"the storage of a parameter, its gradient or its state (shape {tuple(t.shape)}) was freed; "
+                "allocate it before the step"
+            )
 
 
-def _buckets(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters that are updated together: of one device and dtype, and not too many elements."""
+def _buckets(params: list[Tensor], foreach: bool | None) -> Iterator[list[Tensor]]:
+    """Yield the parameters that are updated together: same device and dtype, and not too many elements."""
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in params:
-        alike.setdefault((p.device, p.dtype), []).append(p)
-    for together in alike.values():
+        assert p.grad is not None
+        if traced() or (is_plain(p) and is_plain(p.grad)):
+            alike.setdefault((p.device, p.dtype), []).append(p)
+        else:  # a subclass sees, and may repeat, the operations on all tensors of its list
+            yield [p]
+    for (device, _), together in alike.items():
+        limit = 0 if foreach is False else CPU_BUCKET if device.type == "cpu" else BUCKET
         bucket: list[Tensor] = []
         held = 0
         for p in together:
-            if bucket and held + p.numel() > BUCKET:
+            if bucket and held + p.numel() > limit:
                 yield bucket
                 bucket, held = [], 0
             bucket.append(p)

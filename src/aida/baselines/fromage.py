@@ -1,4 +1,4 @@
-"""Fromage: a step as long as the weights themselves are, times lr, for each tensor."""
+"""Fromage: the length of the step of each tensor is lr times the norm of the tensor."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch.optim.optimizer import ParamsT
 from aida.baselines.contract import Baseline, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading
-from aida.settings import across, decades
 
 
 class Fromage(Baseline):
     """Gradient descent whose step is relative to the norm of each tensor; no state, no weight decay.
 
-    With gradient ``g``, and plain ``g`` where one of the norms is 0::
+    With gradient ``g``; if one of the norms is 0, ``|p| / |g|`` is replaced by 1::
 
         p = (p - lr * |p| / |g| * g) / sqrt(1 + lr**2)
 
@@ -25,7 +24,7 @@ class Fromage(Baseline):
         params: parameters, named parameters or parameter groups, as for any torch optimizer.
         lr: learning rate, the length of a step relative to the weights.
         maximize: ascend instead of descend.
-        foreach: True updates lists of tensors, False one tensor at a time, None picks by the device.
+        foreach: False updates one tensor at a time; True and None update lists of tensors.
         capturable: allow capture in a CUDA graph.
     """
 
@@ -43,15 +42,7 @@ class Fromage(Baseline):
     ) -> None:
         super().__init__(params, {"lr": lr, "maximize": maximize, "foreach": foreach, "capturable": capturable})
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        length = _lengths(param.norm(), grad.norm(), group)
-
-        # parameters
-        param.sub_(grad * length).div_(_growth(group))
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         norms, grad_norms = torch._foreach_norm(params), torch._foreach_norm(grads)
         lengths = _lengths(torch.stack(list(norms)), torch.stack(list(grad_norms)), group)
 
@@ -61,14 +52,14 @@ class Fromage(Baseline):
         torch._foreach_div_(params, _growth(group))
 
 
-def _lengths(norm: Tensor, grad_norm: Tensor, group: Group) -> Any:
-    """What the gradient of each tensor is multiplied with: ``lr * |p| / |g|``, or lr where one is 0."""
+def _lengths(norm: Tensor, grad_norm: Tensor, group: Group) -> list[Any]:
+    """Return the factor of the gradient of each tensor: ``lr * |p| / |g|``, or lr if one norm is 0."""
     relative = torch.where((norm > 0) & (grad_norm > 0), norm / grad_norm, torch.ones_like(norm))
     return per_tensor(learning_rate(group) * relative, norm.dtype)
 
 
 def _growth(group: Group) -> Any:
-    """``sqrt(1 + lr**2)``: what the weights would grow by in one step, were the gradient at a right angle."""
+    """``sqrt(1 + lr**2)``: the growth of the weights in a step at a right angle to them."""
     return (1 + learning_rate(group) ** 2) ** 0.5
 
 
@@ -87,20 +78,11 @@ ENTRIES = [
         defaults={"lr": 1e-2},
         reading=Reading(
             about=(
-                "none per element: one scale |p|/|g| a tensor, made anew from the gradient at every step and not "
-                "kept in the state"
+                "none per element: one scale |p|/|g| per tensor, computed from the gradient at every step and not "
+                "stored"
             ),
             eps="none",
             weight_decay=lambda group: "none: dividing by sqrt(1 + lr**2) keeps the weights from growing",
-        ),
-        tuned=across({"digits": {"lr": 1e-2}}),
-        searched=across(
-            {
-                "cifar": {"lr": (0.1, 0.01, 0.001)},
-                "lstm": {"lr": (0.1, 0.01, 0.001)},
-                "transformer": {"lr": decades(-1, -4)},
-                "wgan": {"lr": (0.1, 0.01, 0.001)},
-            }
         ),
         notes="A layer is a parameter tensor, biases included, as in the authors' code.",
     ),

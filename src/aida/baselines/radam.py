@@ -1,4 +1,4 @@
-"""RAdam: Adam that waits with its adaptive stepsize until the second moment has seen enough."""
+"""RAdam: Adam without an adaptive stepsize in the first steps, and with a rectified one after them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from aida.baselines.adam_like import AdamLike
+from aida.baselines.adam_like import AdamLike, update_moments
 from aida.baselines.contract import counted, learning_rate, per_tensor
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, exact
-from aida.settings import across, adaptive, decades
 
 
 class RAdam(AdamLike):
@@ -24,10 +23,10 @@ class RAdam(AdamLike):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         r = sqrt((N - 4) * (N - 2) * n / ((n - 4) * (n - 2) * N))
-        p = p - lr * (m / (1 - beta1**t)) * r * sqrt(1 - beta2**t) / (sqrt(v) + eps)   where N >= 5
-        p = p - lr * (m / (1 - beta1**t))                                              else
+        p = p - lr * (m / (1 - beta1**t)) * r * sqrt(1 - beta2**t) / (sqrt(v) + eps)   if N >= 5
+        p = p - lr * (m / (1 - beta1**t))                                              otherwise
 
-    Arguments as :class:`AdamLike`'s; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
+    Arguments as for :class:`AdamLike`; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
     """
 
     moments = ("exp_avg", "exp_avg_sq")
@@ -50,34 +49,13 @@ class RAdam(AdamLike):
             maximize=maximize, foreach=foreach, capturable=capturable,
         )  # fmt: skip
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-        stepsize, adaptive_share, offset = _scalars(state["step"], group, param.dtype)
-
-        # moments
-        exp_avg.lerp_(grad, 1 - beta1)
-
-        # variance
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-
-        # parameters
-        denominator = exp_avg_sq.sqrt().mul_(adaptive_share).add_(offset)
-        param.sub_(denominator.reciprocal_().mul_(exp_avg).mul_(stepsize))
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
         exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
         stepsizes, adaptive_shares, offsets = _scalars(state["step"], group, params[0].dtype)
 
-        # moments
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-
-        # variance
-        torch._foreach_mul_(exp_avg_sqs, beta2)
-        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
+        # moments and variance
+        update_moments(exp_avgs, exp_avg_sqs, grads, beta1, beta2)
 
         # parameters
         work = torch._foreach_sqrt(exp_avg_sqs)
@@ -90,23 +68,23 @@ class RAdam(AdamLike):
 
 
 def rectification(t: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
-    """1 where the step is adaptive and 0 where it is not yet, and ``r * sqrt(1 - beta2**t)`` (1 where not)."""
+    """Return whether the step is adaptive (1) or not yet (0), and ``r * sqrt(1 - beta2**t)`` (1 if not yet)."""
     longest = 2 / (1 - beta2) - 1
     power = beta2**t
     length = longest - 2 * t * power / (1 - power)
     adaptive_share = (length >= 5).to(t.dtype)
     squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    # the root of a length too short is NaN, and is not used
+    # NaN if the length is too short; torch.where does not use it then
     return adaptive_share, torch.where(length >= 5, ((1 - power) * squared).sqrt(), torch.ones_like(t))
 
 
-def _scalars(step: Tensor | list[Tensor], group: Group, dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """The stepsize, and share and offset of ``share * sqrt(v) + offset``: the denominator, or 1 in the first steps.
+def _scalars(steps: list[Tensor], group: Group, dtype: torch.dtype) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the stepsize, and share and offset of the denominator ``share * sqrt(v) + offset``, 1 in the first steps.
 
-    Multiplied out instead of branched, so that a step on a device need not ask the host.
+    Multiplies instead of branching, so that a step on a device does not synchronize.
     """
     beta1, beta2 = group["betas"]
-    t = counted(step)
+    t = counted(steps)
     adaptive_share, factor = rectification(t, beta2)
     stepsize = learning_rate(group) * factor / (1 - beta1**t)
     offset = adaptive_share * group["eps"] + (1 - adaptive_share)
@@ -142,18 +120,9 @@ ENTRIES = [
         rule="p -= lr r sqrt(1 - beta2^t) m^ / (sqrt(v) + eps) once N >= 5, before that p -= lr m^",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": True},
         reading=READING,
-        tuned=adaptive({}),
-        searched=across(
-            {
-                "cifar": {"eps": decades(-2, -8)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2)},
-                "transformer": {"eps": decades(-6, -12)},
-                "wgan": {"eps": decades(-4, -14, -2)},
-            }
-        ),
         notes=(
             "Weight decay is decoupled, as in the authors' code and in the comparison; torch.optim.RAdam adds it to "
-            "the gradient unless told otherwise. The threshold N >= 5 is that of the authors' code; their paper has "
+            "the gradient by default. The threshold N >= 5 is that of the authors' code; their paper has "
             "N > 4, torch N > 5."
         ),
     ),

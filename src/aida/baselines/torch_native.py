@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from aida.baselines import radam
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, outer_eps
-from aida.settings import across, adaptive, decades
 
 
 def _second_moment(group: Group) -> tuple[str, ...]:
@@ -19,27 +18,17 @@ def _second_moment(group: Group) -> tuple[str, ...]:
 
 
 def _always_decoupled(group: Group) -> str:
-    # older versions of torch have no such key in AdamW's groups
+    # older versions of torch do not have this key in AdamW's groups
     return decay_in_words({**group, "decoupled_weight_decay": True})
 
 
 ADAM = replace(outer_eps("exp_avg_sq"), keys=_second_moment)
 
-#: torch's classes that a probe can read and that are not entries themselves.
+#: Readings of torch's classes that are not in the catalog.
 OTHER_READINGS: Mapping[type[Optimizer], Reading] = {
     torch.optim.RAdam: radam.READING,
     torch.optim.NAdam: outer_eps("exp_avg_sq"),
 }
-
-#: What the paper searched for Adam and AdamW alike.
-_SEARCHED = across(
-    {
-        "cifar": {"eps": decades(-2, -8)},
-        "lstm": {"lr": (0.01, 0.001), "eps": decades(-6, -12, -2)},
-        "transformer": {"eps": decades(-6, -12)},
-        "wgan": {"eps": decades(-4, -14, -2)},
-    }
-)
 
 ENTRIES = [
     Entry(
@@ -54,27 +43,11 @@ ENTRIES = [
         rule="m = momentum m + g; p -= lr m",
         defaults={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
         reading=Reading(
-            about="none: every element of the momentum is multiplied with lr alone, so its stepsize is always 1",
+            about="none: every element of the momentum is multiplied by lr, so its stepsize is always 1",
             eps="none",
             weight_decay=lambda group: (
                 f"L2: {group['weight_decay']:g} * p is added to the gradient" if group["weight_decay"] else "none"
             ),
-        ),
-        tuned=across(
-            {
-                "cifar": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-                "lstm": {"momentum": 0.9, "weight_decay": 1.2e-6},
-                "transformer": {"momentum": 0.9, "weight_decay": 0.0},
-                "wgan": {"weight_decay": 0.0},
-                "digits": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
-            }
-        ),
-        searched=across(
-            {
-                "lstm": {"lr": (30.0, 3.0, 1.0, 0.1)},
-                "transformer": {"lr": (1.0, 0.1, 0.01, 0.001)},
-                "wgan": {"lr": (0.1, 0.02, 0.002, 0.0002), "momentum": (0.3, 0.5, 0.9)},
-            }
         ),
         notes="torch.optim.SGD with momentum 0.9 and lr 0.1 by default; torch's own defaults are 0 and 1e-3.",
     ),
@@ -86,8 +59,6 @@ ENTRIES = [
         rule="v = beta2 v + (1 - beta2) g^2; p -= lr m^ / (sqrt(v^) + eps)",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         reading=ADAM,
-        tuned=adaptive({}),
-        searched=_SEARCHED,
         notes="torch.optim.Adam, weight decay as L2.",
     ),
     Entry(
@@ -98,15 +69,6 @@ ENTRIES = [
         rule="p *= 1 - lr weight_decay; then Adam",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
         reading=replace(ADAM, weight_decay=_always_decoupled),
-        tuned=adaptive(
-            {
-                "cifar": {"weight_decay": 1e-2},
-                "transformer": {"weight_decay": 5e-4},
-                "wgan": {"weight_decay": 5e-4},
-                "digits": {"weight_decay": 1e-2},
-            }
-        ),
-        searched=_SEARCHED,
         notes="torch.optim.AdamW.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Yogi: a second moment that moves by additive steps, so that it cannot fall fast."""
+"""Yogi: Adam with additive steps of the second moment, so that it cannot decrease fast."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from aida._step.group_rules import is_finite
-from aida.baselines.adam_like import descend, descend_foreach
+from aida.baselines.adam_like import descend
 from aida.baselines.contract import Baseline
 from aida.catalog import Entry, Paper
 from aida.readings import Group, outer_eps
-from aida.settings import across, adaptive, decades
 
 
 class Yogi(Baseline):
@@ -24,8 +23,8 @@ class Yogi(Baseline):
         p = p - lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + eps)
 
     Args:
-        initial_accumulator: what m and v start from.
-        others: as :class:`aida.baselines.adam_like.AdamLike`'s.
+        initial_accumulator: the first value of m and v.
+        others: as for :class:`aida.baselines.adam_like.AdamLike`.
     """
 
     moments = ("exp_avg", "exp_avg_sq")
@@ -60,23 +59,7 @@ class Yogi(Baseline):
     def initial_value(self, group: Group) -> float:
         return float(group["initial_accumulator"])
 
-    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-
-        # moments
-        exp_avg.lerp_(grad, 1 - beta1)
-
-        # variance
-        squared = grad * grad
-        exp_avg_sq.addcmul_((exp_avg_sq - squared).sign_(), squared, value=beta2 - 1)
-
-        # parameters
-        descend(param, exp_avg, exp_avg_sq, state["step"], group)
-
-    def update_foreach(
-        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group
-    ) -> None:
+    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
         beta1, beta2 = group["betas"]
         exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
 
@@ -90,7 +73,7 @@ class Yogi(Baseline):
         torch._foreach_addcmul_(exp_avg_sqs, signs, squared, value=beta2 - 1)
 
         # parameters
-        descend_foreach(params, exp_avgs, exp_avg_sqs, state["step"], group)
+        descend(params, exp_avgs, exp_avg_sqs, state["step"], group)
 
 
 ENTRIES = [
@@ -108,15 +91,6 @@ ENTRIES = [
             "lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6,
         },
         reading=outer_eps("exp_avg_sq"),
-        tuned=adaptive({"digits": {"eps": 1e-3}}),
-        searched=across(
-            {
-                "cifar": {"eps": (1e-1, 1e-2, 1e-3)},
-                "lstm": {"lr": (0.01, 0.001), "eps": decades(-2, -5)},
-                "transformer": {"eps": decades(-2, -8)},
-                "wgan": {"eps": decades(-2, -5)},
-            }
-        ),
         notes=(
             "As in the comparison's code, both moments start from 1e-6 and are bias-corrected as Adam's are; the "
             "paper's listing leaves the correction out. initial_accumulator=0 starts from zero."

@@ -1,4 +1,4 @@
-"""Timing: how long an epoch takes under each optimizer."""
+"""``aida bench``: seconds per epoch of each optimizer."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from typing import Annotated
 
 import typer
 
+from aida_lab.cli import options as option
 from aida_lab.cli.choices import chosen_device
-from aida_lab.cli.options import Compiled, DataRoot, Device, Graph, Limit, Precision
 from aida_lab.cli.printing import console, fail, say_written
 
-#: What the paper's table of seconds an epoch compares, and the fastest AdamW there is.
+#: The methods of the paper's table of seconds per epoch, and the fastest AdamW.
 _METHODS = ("sgd", "adamw", "adabelief", "aida-k1", "aida-k2")
 
 
 def bench_train(
     experiments: Annotated[
-        list[str] | None, typer.Argument(metavar="EXPERIMENT...", help="What to time.  [default: vgg11-cifar10]")
+        list[str] | None,
+        typer.Argument(metavar="EXPERIMENT", help="Experiments to time.", show_default="vgg11-cifar10"),
     ] = None,
     optimizer: Annotated[
-        list[str] | None, typer.Option(help="As in aida train.  [default: sgd, adamw, adabelief, aida-k1, aida-k2]")
+        list[str] | None, typer.Option(help="As in aida train.", show_default=", ".join(_METHODS))
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that count, after two that warm up.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs of one method at once, in processes of their own.")] = 1,
-    precision: Precision = None,
-    compiled: Compiled = None,
-    graph: Graph = None,
-    limit: Limit = None,
-    device: Device = None,
-    data: DataRoot = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for all times; a table lies beside it.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs to time, after two for warm-up.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of one method in parallel, each in its own process.")] = 1,
+    precision: option.Precision = None,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
+    limit: option.Limit = None,
+    device: option.Device = None,
+    data: option.DataRoot = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for all times; a Markdown table goes next to it.")] = None,
 ) -> None:
-    """Time the epochs of an experiment under several optimizers, side by side.
+    """Time the epochs of an experiment with several optimizers.
 
-    With one job all methods take turns in this process; with more, each method trains under that many
-    seeds at the same time, and the time is that of an epoch and run.
+    With one job, all methods take turns in this process. With more, each method trains that many seeds in
+    parallel, and the time is given per epoch and run.
     """
     import json
 
@@ -44,25 +45,25 @@ def bench_train(
     from aida_lab import bench
     from aida_lab.data import DataError
     from aida_lab.experiments import find_experiment
-    from aida_lab.parsing import SettingError
-    from aida_lab.request import Order
+    from aida_lab.parsing import UsageError
+    from aida_lab.request import RunRequest
     from aida_lab.training.environment import choose_device, describe
     from aida_lab.training.options import Options
 
     timings: list[bench.Timing] = []
     where = choose_device(chosen_device(device))
     if out is not None and not out.absolute().parent.is_dir():
-        fail(f"--out {out}: there is no folder {out.absolute().parent}")  # better now than after the measurement
+        fail(f"--out {out}: there is no folder {out.absolute().parent}")  # before the measurement, not after it
     try:
         options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)
         machine = describe(where, "")
         with console().status("building") as status:
 
             def show(text: str) -> None:
-                status.update(Text(text))  # as text: the name of a class is no markup
+                status.update(Text(text))  # as text: the name of a class is not markup
 
             for name in experiments or ["vgg11-cifar10"]:
-                specs = Order(
+                specs = RunRequest(
                     find_experiment(name),
                     tuple(optimizer or _METHODS),
                     device=where.type,
@@ -76,7 +77,7 @@ def bench_train(
                     timings += found
                 else:
                     timings += [bench.at_once(spec, jobs, epochs, options, show) for spec in specs]
-    except (LookupError, SettingError, DataError, ValueError, bench.NotTimed) as error:
+    except (LookupError, UsageError, DataError, ValueError, bench.NotTimed) as error:
         fail(str(error.args[0]) if error.args else str(error))
     text = bench.as_markdown(timings)
     print(text)
@@ -86,5 +87,5 @@ def bench_train(
             out.write_text(json.dumps(bench.as_json(timings, machine), indent=1) + "\n", encoding="utf-8")
             beside.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            fail(f"the times cannot be written: {error}")
+            fail(f"cannot write the times: {error}")
         say_written([out, beside])

@@ -1,8 +1,9 @@
-"""What the words of a command mean: an experiment, a device, a variant. A word without meaning ends the command."""
+"""Checks of a command's arguments. An invalid argument ends the command with one line, before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,23 +31,23 @@ def chosen_device(given: str | None) -> str:
     if given is not None and given.partition(":")[0] not in ("cuda", "cpu"):
         fail(f"--device {given!r} is neither cuda nor cpu")
     try:
-        device = choose_device(given)  # without opening it: runs in processes of their own share it without this one
+        device = choose_device(given)  # does not initialize CUDA: worker processes use the GPU without this one
     except ValueError as error:
         fail(str(error))
     return given or device.type
 
 
 def chosen_variant(chosen: Experiment, asked: str | None, inception: Path | None) -> str | None:
-    """A file of weights is given to be used: with it the variant that needs it is meant."""
+    """The variant to train. A file of Inception weights selects the variant that needs it."""
     if inception is not None and "inception" not in chosen.variants:
-        fail(f"--inception is of no use to {chosen.name}, which is not measured with it")
+        fail(f"{chosen.name} does not use --inception: no variant of it measures FID")
     if asked == "inception" and inception is None:
-        fail("--variant inception measures FID and needs the file of its weights: --inception FILE")
+        fail("--variant inception measures FID and needs the Inception weights: --inception FILE")
     return "inception" if asked is None and inception is not None else asked
 
 
 def require_data(names: Sequence[str], root: Path | None) -> None:
-    """Refuse before anything is started."""
+    """End the command if a data set is missing."""
     from aida_lab.data.errors import DataError
     from aida_lab.data.local import require
     from aida_lab.data.sets import find
@@ -59,14 +60,35 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
                 fail(str(error))
 
 
+def require_runs(folders: Iterable[Path]) -> None:
+    """End the command if one of them is neither a folder nor an archive of runs."""
+    from aida_lab.runs.records import holds_runs
+
+    for folder in folders:
+        if not holds_runs(folder):
+            fail(f"no runs at {folder}: it is not a folder; aida train EXPERIMENT writes runs, by default into runs")
+
+
+def require_writable(out: Path) -> None:
+    """End the command if no file can be created in ``out``, or in its nearest existing parent if it is missing."""
+    from tempfile import TemporaryFile
+
+    existing = next((path for path in (out, *out.absolute().parents) if os.path.lexists(path)), out)
+    try:
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        fail(f"cannot write to {out}: {error.strerror}; choose another folder with --out")
+
+
 @contextmanager
 def words_checked() -> Iterator[None]:
-    """Settings, seeds and names in here that have no meaning end the command in one line."""
-    from aida_lab.parsing import SettingError
+    """End the command if a setting, a seed or a name in this block is invalid."""
+    from aida_lab.parsing import UsageError
 
     try:
         yield
-    except SettingError as error:
+    except UsageError as error:
         fail(str(error))
     except LookupError as error:
         fail(str(error.args[0]))

@@ -1,4 +1,4 @@
-"""The data sets of the experiments: bring them, see what is there."""
+"""``aida data``: download, import and list the data sets of the experiments."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from aida_lab.cli.options import DataRoot
+from aida_lab.cli import options as option
 from aida_lab.cli.printing import console, fail, say, table
 
-_SetName = Annotated[str, typer.Argument(metavar="NAME", help="A data set; aida data list shows them.")]
+_SetName = Annotated[str, typer.Argument(metavar="NAME", help="The data set; aida data list shows them.")]
 
 
 def get_data(
     name: _SetName,
-    data: DataRoot = None,
-    again: Annotated[bool, typer.Option("--again", help="Fetch it even where it is there and whole.")] = False,
+    data: option.DataRoot = None,
+    again: Annotated[bool, typer.Option("--again", help="Download again even if the data set is complete.")] = False,
 ) -> None:
-    """Fetch a data set from its official address, check it, and unpack it.
+    """Download a data set from its official address, check it and unpack it.
 
-    A download that broke off goes on where it stopped.
+    An interrupted download resumes.
     """
     from aida_lab.data.errors import DataError
     from aida_lab.data.fetch import get
@@ -37,10 +37,10 @@ def get_data(
 
 def import_data(
     name: _SetName,
-    path: Annotated[Path, typer.Argument(help="A folder that holds the files of the set, or its official archive.")],
-    data: DataRoot = None,
+    path: Annotated[Path, typer.Argument(help="Folder with the files of the data set, or its official archive.")],
+    data: option.DataRoot = None,
 ) -> None:
-    """Take a data set from a local copy. ImageNet is linked to, the others are copied."""
+    """Import a data set from a local copy. ImageNet is linked, the others are copied."""
     from aida_lab.data.errors import DataError
     from aida_lab.data.fetch import import_from
 
@@ -51,8 +51,8 @@ def import_data(
         fail(str(error))
 
 
-def list_data(data: DataRoot = None) -> None:
-    """Show each data set: whether it is there, where, and whether its checksums are right."""
+def list_data(data: option.DataRoot = None) -> None:
+    """List the data sets: whether each is there, where, and whether its checksums are right."""
     from aida_lab.data.local import status
 
     drawn = table("", "name", "what", "state", "where", "remark")
@@ -71,7 +71,7 @@ def _known_set(name: str) -> Any:
 
 
 def _say_standing(found: Any, root: Path | None) -> None:
-    """Where a set is now; the sentences of Multi30k are cut into words at once where spaCy is there."""
+    """Say where a data set is. Multi30k is tokenised at once if spaCy is installed."""
     from importlib.util import find_spec
 
     say(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")

@@ -1,27 +1,32 @@
-"""How the commands speak: a console, tables, one line for an error. Rich is imported when something is drawn."""
+"""What the commands print: text, tables, a bar while torch loads, one line per error. Rich is imported on first use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-#: Columns of a console that is no terminal: a file or a pipe need not be folded to the 80 of old ones.
+if TYPE_CHECKING:
+    from aida_lab.report.statistics import Summary
+    from aida_lab.search.findings import Spread
+    from aida_lab.spec import PaperResult
+
+#: Columns of a console that is not a terminal: lines in a file or a pipe need not be wrapped at 80.
 _WIDE = 200
 
 
 def console() -> Any:
-    """A console that prints text as it is: no markup, no emoji, and nothing that a terminal would obey."""
+    """A console that prints text literally: no markup, no emoji, and control characters as escapes."""
     from rich.console import Console
     from rich.text import Text
 
     from aida_lab.runs.files import printable
 
     class Plain(Console):
-        # every string passes here on its way to the screen: printed, of a table, or its title
+        # rich renders every string with this method: printed text, cells and titles of tables
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text), **options)
 
@@ -32,8 +37,19 @@ def console() -> Any:
     return found
 
 
+def load_torch() -> None:
+    """Import torch, which takes seconds, under a moving bar."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    shown = console()
+    silent = not shown.is_terminal or os.environ.get("RANK", "0") != "0"  # torchrun starts several processes
+    with Progress(TextColumn("loading torch"), BarColumn(20), console=shown, transient=True, disable=silent) as bar:
+        bar.add_task("", total=None)
+        import torch  # noqa: F401
+
+
 def table(title: str, *columns: str, dense: bool = False) -> Any:
-    """An empty table; ``dense`` for one of many rows and columns, with few rules."""
+    """An empty table. ``dense`` saves space in a table with many rows and columns."""
     from rich import box
     from rich.table import Table
 
@@ -51,7 +67,7 @@ def table(title: str, *columns: str, dense: bool = False) -> Any:
 
 
 def say(text: str, err: bool = False) -> None:
-    """A line of text; what a terminal would obey, such as an escape out of a run's folder, is printed as an escape."""
+    """Print a line. Control characters, which a run's folder may contain, are printed as escapes."""
     from aida_lab.runs.files import printable
 
     typer.echo(printable(text), err=err)
@@ -68,7 +84,16 @@ def values_in_words(values: Mapping[str, Any]) -> str:
     )
 
 
+def mean_in_words(found: Summary | Spread | PaperResult | None) -> str:
+    """``97.31 ± 0.42``; empty if there is no mean, without the spread if there is one value."""
+    from aida_lab.progress.status import in_words
+
+    if found is None:
+        return ""
+    return in_words(found.mean) + ("" if found.std is None else f" ± {found.std:.2g}")
+
+
 def fail(message: str) -> NoReturn:
-    """The command cannot do what its words ask for."""
+    """End the command because of its arguments: print one line, exit with status 2."""
     say(message, err=True)
     raise typer.Exit(2)

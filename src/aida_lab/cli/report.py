@@ -1,4 +1,4 @@
-"""The report: tables, figures and a page from folders of runs."""
+"""``aida report``: tables, figures and a page from folders of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aida_lab.cli.choices import require_runs, require_writable
 from aida_lab.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
@@ -17,43 +18,42 @@ _REFERENCE = "aida-k2"
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of runs, as aida train makes them; by default: runs.")
+        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the report; made if missing.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for the report; created if missing.")] = Path("report"),
     reference: Annotated[
-        str, typer.Option(help="The method that all others are tested against: aida-k2, adamw, ...")
+        str, typer.Option(help="The method that all others are tested against, such as adamw.")
     ] = _REFERENCE,
 ) -> None:
-    """Put runs beside the paper's tables: means, tests, figures, and one page to look at.
+    """Compare runs with each other and with the paper's tables: means, tests, figures and one page.
 
     Writes index.html, which needs no other file, tables as Markdown, LaTeX and CSV, and figures as PNG
-    and SVG. Only reads the runs: it can be called while others are still going on.
+    and SVG. The runs are only read, so you can make a report while other runs are still training.
     """
     from aida_lab.report.build import read, write
     from aida_lab.report.listings import skipped
     from aida_lab.runs.files import StoreError, one_line
 
     roots = runs or [Path("runs")]
-    for root in roots:
-        if not root.is_dir():
-            fail(f"no runs at {root}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
+    require_runs(roots)
+    require_writable(out)
     try:
         with console().status("reading runs ..."):
             results = read(roots, reference)
     except StoreError as error:
         fail(str(error))
     if not results.collection.runs and not results.collection.unread:
-        fail(f"no runs in {', '.join(map(str, roots))}; aida train EXPERIMENT makes runs, by default in runs")
+        fail(f"no runs in {', '.join(map(str, roots))}; aida train EXPERIMENT writes runs, by default into runs")
     if reference not in results.measured:
         text = f"--reference {reference!r} has no runs; there are runs of {', '.join(results.measured) or 'nothing'}"
         if reference != _REFERENCE:
             fail(text)
-        say(f"{text}. Nothing is tested", err=True)  # a comparison without Aida is one all the same
+        say(f"{text}. Nothing is tested", err=True)  # the report is still useful without Aida
     try:
         with console().status("") as status:
             made = write(results, out, say=lambda text: status.update(f"{text} ..."))
     except (OSError, StoreError) as error:
-        fail(f"the report cannot be written to {out}: {error}")
+        fail(f"cannot write the report to {out}: {error}")
     _draw(results)
     for problem in (*skipped(results), *made.problems):
         say(one_line(f"left out: {problem}", 1000), err=True)
@@ -61,7 +61,7 @@ def report(
 
 
 def _draw(results: Results) -> None:
-    """The report in a few lines: one task in full, several at a glance."""
+    """Print a short form of the report: the whole table of one task, or one row per task of several."""
     from aida_lab.report.listings import census, glance
     from aida_lab.report.tables import comparison
 

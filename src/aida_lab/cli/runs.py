@@ -1,4 +1,4 @@
-"""Runs that were made: what is in a folder of them."""
+"""``aida runs`` and ``aida collect``: what is in a folder of runs."""
 
 from __future__ import annotations
 
@@ -8,54 +8,67 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aida_lab.cli.choices import require_runs, require_writable
 from aida_lab.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
     from aida_lab.runs.store import RunRecord
+    from aida_lab.runs.summary import Summary
 
 _STYLES = {"finished": "green", "running": "cyan", "diverged": "yellow", "failed": "red", "damaged": "red"}
 
 
 def list_runs(
-    out: Annotated[Path, typer.Argument(metavar="[OUT]", help="The folder of runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the runs.")] = Path("runs"),
     experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
     state: Annotated[
         str | None,
         typer.Option(help="Only runs in this state: finished, diverged, running, stopped, failed or damaged."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON, for programs.")] = False,
 ) -> None:
-    """List the runs of a folder: state, metric, epoch, age.
+    """List the runs of a folder, and the mean over seeds of each method.
 
-    A run that is stopped or failed goes on where it was when its aida train command is given again.
+    Runs are sorted by experiment and score. To resume a stopped or failed run, repeat its aida train command.
     """
     from typing import get_args
 
+    from aida_lab.cli.means import draw_means, means_of, without_seed
     from aida_lab.runs.files import StoreError, json_text
     from aida_lab.runs.store import State, scan
+    from aida_lab.runs.summary import summary_of
 
     if state is not None and state not in get_args(State):
         fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
-    if not out.is_dir():
-        fail(f"no runs at {out}: it is no folder; aida train EXPERIMENT makes runs, by default in runs")
+    require_runs([out])
     try:
-        found = [_described(record) for record in scan(out)]
+        records = scan(out)
     except StoreError as error:
         fail(str(error))
     if experiment is not None:
-        known = sorted({run["experiment"] for run in found if run["experiment"]})
+        known = sorted({each.spec.experiment for each in records if each.spec})
         if experiment not in known:
             fail(f"no run of {experiment!r} in {out}; there are runs of {', '.join(known) or 'nothing'}")
-        found = [run for run in found if run["experiment"] == experiment]
-    if state is not None:
-        found = [run for run in found if run["state"] == state]
+        records = [each for each in records if each.spec and each.spec.experiment == experiment]
+    runs = [(record, summary_of(record)) for record in records]
+    means = means_of(runs)
+    places = {mean.spec.key: place for place, mean in enumerate(means)}
+
+    def place(record: RunRecord) -> tuple[int, int]:
+        spec = record.spec
+        return (places[without_seed(spec).key], spec.seed) if spec else (len(places), 0)
+
+    runs.sort(key=lambda run: place(run[0]))
+    found = [_described(*run) for run in runs if state in (None, run[0].state)]
     if as_json:
         typer.echo(json_text(found, indent=2))
         return
-    _draw(found, out)
+    _draw(found)
+    draw_means(means)
+    console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
-def _draw(found: list[dict[str, Any]], out: Path) -> None:
+def _draw(found: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from aida_lab.progress.labels import settings_in_words
@@ -84,16 +97,14 @@ def _draw(found: list[dict[str, Any]], out: Path) -> None:
         if run["problem"]:
             said = one_line(f"{run['key']} {run['state']}: {run['problem']}", 1000)
             console().print(said, style="red", soft_wrap=True)
-    console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
-def _described(record: RunRecord) -> dict[str, Any]:
-    """A run as one flat object; what cannot be known is None or empty."""
+def _described(record: RunRecord, measured: Summary) -> dict[str, Any]:
+    """A run as one flat object. Unknown values are None or empty."""
     from aida_lab.progress.labels import differing
     from aida_lab.runs.files import in_json
-    from aida_lab.runs.summary import summary_of
 
-    spec, measured = record.spec, summary_of(record)
+    spec = record.spec
     return {
         "key": record.path.name,
         "experiment": spec.experiment if spec else "",
@@ -119,7 +130,7 @@ def _described(record: RunRecord) -> dict[str, Any]:
 
 
 def _age(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``3 h``, ``5 d``: since something in the run's folder changed."""
+    """Time since the run's folder changed: ``40 s``, ``12 min``, ``3 h``, ``5 d``."""
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
@@ -127,23 +138,24 @@ def _age(seconds: float) -> str:
 
 
 def collect_runs(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(help="Where the records go; made if missing.")] = Path("results"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(help="Folder for the records; created if missing.")] = Path("results"),
 ) -> None:
-    """Bring the records of finished runs together: spec, environment, curve, stepsizes and result, without weights.
+    """Collect the records of finished runs in one compressed file per experiment: OUT/EXPERIMENT.tar.xz.
 
-    What is there already is left alone, so that runs of several machines can be collected one after another.
+    A record is the spec, environment, curve, stepsizes and result of a run, without weights. aida runs, report and
+    stepsizes read OUT like a folder of runs; tar xf gives the folders. Records that are already there are kept, so
+    you can collect from several machines one after another.
     """
     from aida_lab.runs.collecting import collect
     from aida_lab.runs.files import StoreError, one_line
 
-    for root in runs:
-        if not root.is_dir():
-            fail(f"no runs at {root}: it is no folder")
+    require_runs(runs)
+    require_writable(out)
     try:
         found = collect(runs, out)
     except StoreError as error:
         fail(str(error))
-    say(f"{len(found.added)} runs added to {out}, {found.size / 1e6:.1f} MB; {found.known} were there")
+    say(f"added {len(found.added)} runs to {out}, {found.size / 1e6:.1f} MB; {found.known} were already there")
     for folder, reason in found.left:
         say(one_line(f"left out: {folder} is {reason}", 1000), err=True)

@@ -1,4 +1,4 @@
-"""Searching: the paper's protocol for one optimizer or for all of a table."""
+"""``aida search``: the paper's search protocol, for one optimizer or for all of an experiment."""
 
 from __future__ import annotations
 
@@ -9,109 +9,93 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli.choices import (
-    chosen_device,
-    chosen_experiment,
-    chosen_variant,
-    require_data,
-    words_checked,
-)
-from aida_lab.cli.options import (
-    CheckpointSeconds,
-    Compiled,
-    DataRoot,
-    DecodingWorkers,
-    Deterministic,
-    Device,
-    Graph,
-    InceptionFile,
-    JobCount,
-    Limit,
-    Precision,
-    RunsFolder,
-    Variant,
-    Warmup,
-)
-from aida_lab.cli.printing import console, fail, say, say_written, table
+from aida_lab.cli import choices
+from aida_lab.cli import options as option
+from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, say_written, table
 from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
-    from aida_lab.search.findings import Findings, Spread
+    from aida_lab.search.findings import Findings
     from aida_lab.search.plan import Plan
     from aida_lab.search.stage import Row
-    from aida_lab.spec import PaperFigure
     from aida_lab.workers.jobs import Jobs
 
 
 def search(
     experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="What to search; aida experiments lists them.")
+        str | None,
+        typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them."),
     ] = None,
     optimizer: Annotated[
         list[str] | None,
-        typer.Option(help="As in aida train. May be given several times.", show_default="aida"),
+        typer.Option(help="As in aida train. Repeat the option for several.", show_default="aida"),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every optimizer of the experiment's table.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Search every optimizer of the experiment's table.")] = False,
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=V1,V2,..", help="Search this set, instead of the paper's or beside it."),
+        typer.Option(metavar="NAME=V1,V2,..", help="Values to search, instead of the paper's or in addition."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Fix a hyper-parameter, which is then not searched."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Fix a hyper-parameter; it is then not searched."),
     ] = None,
-    search_seed: Annotated[int, typer.Option(min=0, help="The seed of every search run.")] = 0,
-    seeds: Annotated[str, typer.Option(help="Of the repetitions at the best: 0,1,2 or 0-4.")] = "0,1,2",
+    search_seed: Annotated[int, typer.Option(min=0, help="Seed of every search run.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Seeds that repeat the best configuration: 0,1,2 or 0-4.")] = "0,1,2",
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a search run, for a shortened search.", show_default="as the experiment has it"),
+        typer.Option(
+            min=1,
+            help="Epochs of a search run.",
+            show_default="as the experiment has it",
+        ),
     ] = None,
     repeat_epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a repetition.", show_default="as the experiment has it"),
+        typer.Option(min=1, help="Epochs of a repetition.", show_default="as the experiment has it"),
     ] = None,
-    by: Annotated[str, typer.Option(help="Which epoch counts: best, as in the paper's code, or last.")] = "best",
+    by: Annotated[str, typer.Option(help="The epoch that counts: best, as in the paper's code, or last.")] = "best",
     sampler: Annotated[
-        str, typer.Option(help="grid: the values of the sets; tpe: what lies between their ends, as Optuna proposes.")
+        str, typer.Option(help="grid: every value; tpe: Optuna proposes values within their range.")
     ] = "grid",
-    trials: Annotated[int, typer.Option(min=1, help="Configurations that tpe tries.")] = 20,
-    pruner: Annotated[str, typer.Option(help="none, or median: give up what is worse than most by then.")] = "none",
+    trials: Annotated[int, typer.Option(min=1, help="Number of configurations that tpe tries.")] = 20,
+    pruner: Annotated[str, typer.Option(help="none, or median: stop runs below the median at an epoch.")] = "none",
     storage: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="postgresql://USER@HOST/DATABASE for workers on several machines; a password is better kept in "
-            "PGPASSWORD or ~/.pgpass.",
-            show_default="search.db in --out, an SQLite file",
+            help="postgresql://USER@HOST/DATABASE for workers on several machines. Keep the password in PGPASSWORD "
+            "or ~/.pgpass.",
+            show_default="SQLite file search.db in --out",
         ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which a worker of which nothing is heard counts as dead.")
+        float, typer.Option(min=1.0, help="A worker counts as dead if it sends no heartbeat for GRACE seconds.")
     ] = 60.0,
-    precision: Precision = None,
-    variant: Variant = None,
-    jobs: JobCount = 1,
-    out: RunsFolder = Path("runs"),
-    data: DataRoot = None,
-    device: Device = None,
-    limit: Limit = None,
-    warmup: Warmup = 0,
-    deterministic: Deterministic = False,
-    compiled: Compiled = None,
-    graph: Graph = None,
-    inception: InceptionFile = None,
-    workers: DecodingWorkers = 4,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    precision: option.Precision = None,
+    variant: option.Variant = None,
+    jobs: option.JobCount = 1,
+    out: option.RunsFolder = Path("runs"),
+    data: option.DataRoot = None,
+    device: option.Device = None,
+    limit: option.Limit = None,
+    warmup: option.Warmup = 0,
+    deterministic: option.Deterministic = False,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
+    inception: option.InceptionFile = None,
+    workers: option.DecodingWorkers = 4,
+    checkpoint_seconds: option.CheckpointSeconds = 30.0,
 ) -> None:
-    """Search an optimizer's best configuration, then repeat it.
+    """Search the best configuration of an optimizer, then repeat it with several seeds.
 
-    The paper's protocol: every configuration of the optimizer's search set is trained once, the best by the
-    experiment's metric is repeated. The same command on other machines, or again, works on the same search:
-    what was measured is not measured again, and what a killed worker left is taken up. Ctrl-C saves first.
-    Every run is an ordinary one, which aida runs and aida report see.
+    This is the paper's protocol: every configuration of the optimizer's search set is trained once, and the best
+    one by the experiment's metric is repeated. If you repeat the command, here or on another machine with the same
+    storage, it continues the same search: finished runs are kept, and runs of killed workers resume. Ctrl-C saves
+    before it stops. aida runs and aida report read these runs like any others.
     """
-    from aida_lab.parsing import parse_seeds, parse_settings
-    from aida_lab.request import Order
+    load_torch()
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.request import RunRequest
     from aida_lab.runs.store import StoreError
     from aida_lab.search import pruning
     from aida_lab.search.plan import plan_of
@@ -123,23 +107,23 @@ def search(
 
     if missing := missing_packages(storage):
         fail(missing)
-    chosen = chosen_experiment(experiment, "search")
-    where = chosen_device(device)
+    chosen = choices.chosen_experiment(experiment, "search")
+    where = choices.chosen_device(device)
     if every and optimizer:
-        fail("--all is every optimizer, --optimizer some of them; use one of the two")
+        fail("--all selects every optimizer, --optimizer some of them; use one of the two")
     _check("--by", by, ("best", "last"))
     _check("--sampler", sampler, ("grid", "tpe"))
     _check("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    with words_checked():
-        order = Order(
+    with choices.words_checked():
+        request = RunRequest(
             chosen,
-            given=parse_settings(settings or []),
+            given=parse_values(settings or []),
             seeds=(search_seed,),
             device=where,
             epochs=epochs,
             precision=precision,
-            variant=chosen_variant(chosen, variant, inception),
+            variant=choices.chosen_variant(chosen, variant, inception),
             compiled=compiled,
             deterministic=deterministic,
             limit=limit,
@@ -147,7 +131,7 @@ def search(
         )
         plans = [
             plan_of(
-                order,
+                request,
                 name,
                 parse_sets(over or []),
                 seeds=parse_seeds(seeds),
@@ -159,7 +143,8 @@ def search(
             )
             for name in names
         ]
-    require_data(chosen.reads(plans[0].base.variant), data)
+    choices.require_data(chosen.reads(plans[0].base.variant), data)
+    choices.require_writable(out)
     options = Options(
         device=where,
         data_root=data,
@@ -185,7 +170,7 @@ def search(
 
 
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
-    """Search them all; returns also the signal that stopped it, 0 for none."""
+    """Carry out all searches. Returns their findings and the signal that stopped them, 0 for none."""
     from aida_lab.events import Event
     from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
@@ -214,8 +199,8 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
 
 
 def _report(found: Findings) -> None:
-    """Every configuration, the best marked, and the repetitions there."""
-    from aida_lab.parsing import as_typed
+    """Print every configuration, the best marked, and the repetitions of the best."""
+    from aida_lab.parsing import as_assignments
     from aida_lab.progress.labels import value_in_words
 
     plan = found.plan
@@ -232,31 +217,39 @@ def _report(found: Findings) -> None:
         say(problem, err=True)
     if found.best is None:
         left = sum(row.measured is None for row in found.rows)
-        said = f"{left} not measured yet" if left else "none ended well: each diverged or was pruned"
+        said = f"{left} not measured yet" if left else "none finished: each diverged or was pruned"
         say(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
         return
-    drawn = table(f"{plan.method} at the best", "seed", "state", "best (epoch)", "last", "folder", dense=True)
+    drawn = table(
+        f"{plan.method}, best configuration",
+        "seed",
+        "state",
+        "best (epoch)",
+        "last",
+        "folder",
+        dense=True,
+    )
     for row in found.repetitions:
         drawn.add_row(str(row.spec.seed), *_measures(row))
     console().print(drawn)
     lost = f", {found.diverged} diverged" if found.diverged else ""
     for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
         if spread is not None:
-            say(f"{plan.method}, {name} epoch: {_mean_in_words(spread)} (n = {spread.n}{lost})")
+            say(f"{plan.method}, {name} epoch: {mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        instead = " ".join(f"--set {text}" for text in as_typed(following.configuration))
-        say(f"the best did not hold in its repetitions; {instead} repeats the next best instead")
+        instead = " ".join(f"--set {text}" for text in as_assignments(following.configuration))
+        say(f"the best configuration diverged in a repetition; to repeat the next best: {instead}")
 
 
 def _summarise(found: Sequence[Findings]) -> None:
-    """All searches of the command, a line each, beside the paper."""
+    """Print one line per search, next to the paper's figure."""
     from aida_lab.progress.labels import settings_in_words
     from aida_lab.report import groups
 
     plan = found[0].plan
-    experiment = plan.order.experiment
+    experiment = plan.request.experiment
     departures = groups.Setup.of(plan.repetition(plan.base, 0)).departures(experiment)
-    figures = {} if departures else experiment.figures(plan.base.variant)
+    figures = {} if departures else experiment.paper_results(plan.base.variant)
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
@@ -266,16 +259,16 @@ def _summarise(found: Sequence[Findings]) -> None:
         drawn.add_row(
             each.plan.method,
             settings_in_words(each.best.configuration) if each.best else "",
-            _mean_in_words(best),
-            _mean_in_words(each.spread("last")),
+            mean_in_words(best),
+            mean_in_words(each.spread("last")),
             str(best.n) if best else "",
-            _mean_in_words(figure),
+            mean_in_words(figure),
         )
     console().print(drawn)
 
 
 def _measures(row: Row) -> list[Any]:
-    """State, best, last and folder of a configuration or a repetition."""
+    """State, best, last and folder of a run."""
     from rich.text import Text
 
     from aida_lab.progress.status import STYLES, in_words
@@ -289,14 +282,6 @@ def _measures(row: Row) -> list[Any]:
     here = measured.host == this_worker()["host"]
     folder = measured.folder if here else f"{measured.host}:{measured.folder}"
     return [Text(row.state, style=STYLES.get(row.state, "")), best, in_words(measured.last), folder]
-
-
-def _mean_in_words(found: Spread | PaperFigure | None) -> str:
-    from aida_lab.progress.status import in_words
-
-    if found is None:
-        return ""
-    return in_words(found.mean) + ("" if found.std is None else f" ± {found.std:.2g}")
 
 
 def _check(option: str, value: str, known: Sequence[str]) -> None:

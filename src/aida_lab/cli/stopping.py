@@ -1,4 +1,4 @@
-"""What a command that trains says when it is stopped."""
+"""What a training command prints when it is stopped."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def announced_stop() -> Stop:
-    """A stop that answers the first Ctrl-C."""
+    """A stop that acknowledges the first Ctrl-C."""
     from aida_lab.stopping import Stop
 
-    return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again gives them up", err=True))
+    return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again stops without saving", err=True))
 
 
 @contextmanager
 def given_up_when_hurried(stop: Stop) -> Iterator[None]:
-    """A second Ctrl-C ends what is in here."""
+    """A second Ctrl-C ends this block at once."""
     try:
         yield
     except KeyboardInterrupt:
         stop.ask()
-        typer.echo("given up; the same command goes on from the last checkpoints", err=True)
+        typer.echo("stopped without saving; the same command resumes from the last checkpoints", err=True)

@@ -1,8 +1,9 @@
-"""Training: the experiments, and runs of them."""
+"""``aida train`` and ``aida experiments``."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,30 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from aida_lab.cli.choices import (
-    chosen_device,
-    chosen_experiment,
-    chosen_variant,
-    require_data,
-    words_checked,
-)
-from aida_lab.cli.options import (
-    CheckpointSeconds,
-    Compiled,
-    DataRoot,
-    DecodingWorkers,
-    Deterministic,
-    Device,
-    Graph,
-    InceptionFile,
-    JobCount,
-    Limit,
-    Precision,
-    RunsFolder,
-    Variant,
-    Warmup,
-)
-from aida_lab.cli.printing import console, fail, say, table
+from aida_lab.cli import choices
+from aida_lab.cli import options as option
+from aida_lab.cli.printing import console, fail, load_torch, say, table
 from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
@@ -41,12 +21,12 @@ if TYPE_CHECKING:
     from aida_lab.training.options import Options
     from aida_lab.workers.attempt import Outcome
 
-#: What a bare ``--probe`` becomes: as often as the experiment proposes.
+#: The value of ``--probe`` without a number: as often as the experiment proposes.
 _AS_PROPOSED = 0
 
 
 class TrainCommand(TyperCommand):
-    """Lets ``--probe`` stand alone or before a number."""
+    """Accepts ``--probe`` with or without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spelled: list[str] = []
@@ -57,7 +37,7 @@ class TrainCommand(TyperCommand):
         return super().parse_args(ctx, spelled)
 
 
-def list_experiments(data: DataRoot = None) -> None:
+def list_experiments(data: option.DataRoot = None) -> None:
     """List the experiments: model, data, epochs, metric."""
     from aida_lab.experiments import experiments
 
@@ -74,58 +54,59 @@ def list_experiments(data: DataRoot = None) -> None:
             ", ".join(each.variants) if len(metrics) > 1 else "",
         )
     console().print(drawn)
-    console().print("aida train NAME --optimizer aida --seeds 0,1,2 trains one.", style="dim")
+    console().print("To train one: aida train NAME --optimizer aida --seeds 0,1,2", style="dim")
 
 
 def train(
     experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="What to train; aida experiments lists them.")
+        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment to train; aida experiments lists them.")
     ] = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name of aida list, aida-k1 for Aida with one projection, or module:Class such as "
-            "torch.optim:NAdam. May be given several times.",
+            help="A name that aida list shows, aida-k1 for Aida with one projection, or module:Class such as "
+            "torch.optim:NAdam. Repeat the option for several.",
             show_default="aida",
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="One run each: 0,1,2 or 0-4.")] = "0",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the experiment's own number.")] = None,
-    precision: Precision = None,
-    variant: Variant = None,
-    jobs: JobCount = 1,
-    out: RunsFolder = Path("runs"),
-    data: DataRoot = None,
-    device: Device = None,
-    limit: Limit = None,
-    warmup: Warmup = 0,
+    seeds: Annotated[str, typer.Option(help="Seeds, one run per seed: 0,1,2 or 0-4.")] = "0",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    precision: option.Precision = None,
+    variant: option.Variant = None,
+    jobs: option.JobCount = 1,
+    out: option.RunsFolder = Path("runs"),
+    data: option.DataRoot = None,
+    device: option.Device = None,
+    limit: option.Limit = None,
+    warmup: option.Warmup = 0,
     probe: Annotated[
-        int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes, every N steps.")
+        int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
-    deterministic: Deterministic = False,
-    compiled: Compiled = None,
-    graph: Graph = None,
-    log: Annotated[str | None, typer.Option(help="tensorboard: write its files into each run's folder too.")] = None,
-    inception: InceptionFile = None,
-    workers: DecodingWorkers = 4,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    deterministic: option.Deterministic = False,
+    compiled: option.Compiled = None,
+    graph: option.Graph = None,
+    log: Annotated[str | None, typer.Option(help="tensorboard: also write event files into each run's folder.")] = None,
+    inception: option.InceptionFile = None,
+    workers: option.DecodingWorkers = 4,
+    checkpoint_seconds: option.CheckpointSeconds = 30.0,
 ) -> None:
-    """Train an experiment, once for each optimizer and seed.
+    """Train an experiment, one run per optimizer and seed.
 
-    A run is a folder under --out, named by the hash of all that decides its numbers. The same command
-    again skips what is finished and goes on where a run was stopped or killed. A run of a module:Class
-    or of data that changed since is trained again. Ctrl-C saves first.
+    Each run is a folder in --out, named by the hash of all that decides its numbers. If you repeat the command,
+    finished runs are skipped and stopped or killed runs resume. A run is trained again if its module:Class or
+    its data changed. Ctrl-C saves before it stops.
     """
+    load_torch()
     from aida_lab.training.options import Options
 
-    chosen = chosen_experiment(experiment, "train")
-    where = chosen_device(device)
+    chosen = choices.chosen_experiment(experiment, "train")
+    where = choices.chosen_device(device)
     if jobs > 1 and "WORLD_SIZE" in os.environ:
-        fail("--jobs is for runs side by side, torchrun for one run on several GPUs; use one of the two")
+        fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
     _check_log(log)
     specs = _specs(
         chosen,
@@ -135,14 +116,15 @@ def train(
         device=where,
         epochs=epochs,
         precision=precision,
-        variant=chosen_variant(chosen, variant, inception),
+        variant=choices.chosen_variant(chosen, variant, inception),
         compiled=compiled,
         deterministic=deterministic,
         probe_every=0 if probe is None else probe or None,
         limit=limit,
         warmup=warmup,
     )
-    require_data(chosen.reads(specs[0].variant), data)
+    choices.require_data(chosen.reads(specs[0].variant), data)
+    choices.require_writable(out)
     options = Options(
         device=where,
         data_root=data,
@@ -152,17 +134,14 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         tensorboard=log is not None,
     )
-    outcomes, stopped_by = _work(specs, out, options, jobs)
+    outcomes, stopped_by = work(specs, out, options, jobs)
     if _speaks():
-        _report(specs, outcomes, out)
-    if stopped_by:
-        raise typer.Exit(128 + stopped_by)
-    if any(not each.done for each in outcomes):
-        raise typer.Exit(1)
+        _report(specs, outcomes, out, jobs)
+    leave(specs, outcomes, stopped_by)
 
 
-def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
-    """Train them all; returns also the signal that stopped it, 0 for none."""
+def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
+    """Train all runs. Returns their outcomes and the signal that stopped them, 0 for none."""
     from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.workers.jobs import Jobs
@@ -176,53 +155,82 @@ def _work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple
     return outcomes, stop.signal
 
 
+def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> None:
+    """Say which runs are not done, and exit unless all are."""
+    from aida_lab.progress.labels import labels
+
+    if _speaks():
+        named = labels(specs)
+        for each in outcomes:
+            if each.state in ("failed", "busy"):
+                say(f"{named[each.key]} {each.state}: {each.error}", err=True)
+        unfinished = len(specs) - sum(each.done for each in outcomes)
+        if unfinished:
+            say(f"{unfinished} of {len(specs)} runs are not finished. Next: the same command again; it resumes them")
+    if stopped_by:
+        raise typer.Exit(128 + stopped_by)
+    if any(not each.done for each in outcomes):
+        raise typer.Exit(1)
+
+
 def _speaks() -> bool:
-    """Of the processes that torchrun started for one run, the first speaks for all."""
+    """Whether this process prints: torchrun starts several for one run, and rank 0 prints for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path) -> None:
-    """The small table at the end, and what went wrong."""
+def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int) -> None:
+    """Print a table of the runs, the mean per method, and the next command."""
     from rich.text import Text
 
+    from aida_lab.cli.means import draw_means, means_of
     from aida_lab.progress.labels import labels
     from aida_lab.progress.status import STYLES, in_words
     from aida_lab.runs.store import read_run
-    from aida_lab.runs.summary import Summary, summary_of
+    from aida_lab.runs.summary import summary_of
 
     named = labels(specs)
-    places = {spec.key: place for place, spec in enumerate(specs)}
-    drawn = table("", "run", "state", "best (epoch)", "last", "s an epoch", "folder", dense=True)
-    for each in sorted(outcomes, key=lambda outcome: places[outcome.key]):
-        folder = out / each.key  # not there where a run was stopped before it began, or --out cannot be written
-        found = summary_of(read_run(folder)) if folder.is_dir() else Summary()
+    states = {each.key: each.state for each in outcomes}
+    # runs that share a machine slow each other down: their times say nothing about the method
+    timed = ["s per epoch"] if jobs == 1 else []
+    drawn = table("", "run", "state", "best (epoch)", "last", *timed, "folder", dense=True)
+    runs = []
+    for spec in specs:
+        folder = out / spec.key
+        if spec.key not in states or not folder.is_dir():  # stopped before it started
+            continue
+        record = read_run(folder)
+        found = summary_of(record)
+        runs.append((record, found))
         best = f"{in_words(found.best)} ({found.best_epoch})" if found.best is not None else ""
-        state = Text(each.state, style=STYLES.get(each.state, ""))
-        drawn.add_row(named[each.key], state, best, in_words(found.last), in_words(found.seconds), str(folder))
+        state = Text(states[spec.key], style=STYLES.get(states[spec.key], ""))
+        seconds = [in_words(found.seconds)] if timed else []
+        drawn.add_row(named[spec.key], state, best, in_words(found.last), *seconds, str(folder))
+    if not runs:
+        return
     console().print(drawn)
-    left = len(specs) - len(outcomes)
-    if left:
-        say(f"{left} of {len(specs)} runs were not begun")
-    for each in outcomes:
-        if each.state in ("failed", "busy"):
-            say(f"{named[each.key]} {each.state}: {each.error}", err=True)
+    means = means_of(runs)
+    draw_means(means)
+    if len(outcomes) == len(specs) and all(each.done for each in outcomes):
+        place, methods = shlex.quote(str(out)), list(dict.fromkeys(mean.spec.method for mean in means))
+        compare = f"aida compare {methods[0]} {methods[1]} {place}, or " if len(methods) > 1 else ""
+        say(f"Next: {compare}aida report {place}")
 
 
 def _check_log(log: str | None) -> None:
     from importlib.util import find_spec
 
     if log not in (None, "tensorboard"):
-        fail(f"--log {log!r} is not known; known is tensorboard")
+        fail(f"--log {log!r} is not known; only tensorboard is")
     if log and not find_spec("tensorboard"):
         fail("--log tensorboard needs TensorBoard: pip install aida-optim[tensorboard]")
 
 
 def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:
-    from aida_lab.parsing import parse_seeds, parse_settings
-    from aida_lab.request import Order
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.request import RunRequest
 
-    with words_checked():
-        return Order(chosen, given=parse_settings(settings), seeds=parse_seeds(seeds), **rest).specs()
+    with choices.words_checked():
+        return RunRequest(chosen, given=parse_values(settings), seeds=parse_seeds(seeds), **rest).specs()
 
 
 def _data_in_words(name: str, root: Path | None) -> str:

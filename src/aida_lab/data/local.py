@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Literal
 from aida_lab.data.errors import DataError
 from aida_lab.data.root import data_root
 from aida_lab.data.sets import SETS, DataFile, DataSet
+from aida_lab.runs.files import StoreError, read_object
 
 RECEIPT = "receipt.json"
 
@@ -112,9 +112,9 @@ def status_of(data: DataSet, root: str | os.PathLike[str] | None = None, verifie
 def receipt_of(folder: Path) -> Receipt | None:
     """The receipt of a folder; None where there is none, or where it cannot be read."""
     try:
-        fields = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
+        fields = read_object(folder / RECEIPT) or {}
         return Receipt(str(fields["source"]), bool(fields["verified"]), dict(fields["md5"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (StoreError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""The experiments by name. One is declared at the end of a file here, in ``EXPERIMENTS``, and needs no registration."""
+"""The experiments by name. Each file here ends in ``EXPERIMENTS``; an experiment needs no other registration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aida_lab.spec import Experiment
 
 @cache
 def experiments() -> Mapping[str, Experiment]:
-    """All experiments by name, in the order of the paper's tables; ``digits``, which is ours, first."""
+    """Return all experiments by name in the order of the paper's tables; ``digits``, our own, comes first."""
     declared: list[Experiment] = []
     for module in pkgutil.iter_modules(__path__):
         declared += importlib.import_module(f"{__name__}.{module.name}").EXPERIMENTS
@@ -23,7 +23,7 @@ def experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name."""
+    """Return the experiment of that name."""
     known = experiments()
     if name in known:
         return known[name]

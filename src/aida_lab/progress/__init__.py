@@ -1,1 +1,1 @@
-"""What a user sees of runs while they go on."""
+"""The progress of runs: bars on a terminal, lines elsewhere, TensorBoard."""

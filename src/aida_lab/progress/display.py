@@ -1,4 +1,4 @@
-"""What the user sees of runs that train: bars on a terminal, plain lines elsewhere."""
+"""Show the progress of runs: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from aida_lab.events import Event, Listener
-from aida_lab.progress.status import STYLES, Board, Standing, duration
+from aida_lab.progress.status import STYLES, Board, RunProgress, duration
 from aida_lab.runs.files import printable
 
-#: Seconds between two lines about one run where there is no terminal.
+#: Seconds between two lines about one run without a terminal.
 EVERY = 10.0
 
 
 @contextmanager
 def shown(console: Any, board: Board) -> Iterator[Listener]:
-    """A listener that keeps ``board`` and draws it on a rich console."""
+    """A listener that updates ``board`` and draws it on a rich console."""
     if not console.is_terminal:
         yield Lines(console, board)
         return
@@ -29,19 +29,20 @@ def shown(console: Any, board: Board) -> Iterator[Listener]:
         TextColumn("{task.fields[metric]}", markup=False),
         TextColumn("{task.fields[left]}", markup=False),
     )
-    # a line a run is redrawn twice a second: more would take cores from training on a small machine
+    # redrawn twice per second: more would slow down training on a small machine
     with Progress(*columns, console=console, refresh_per_second=2) as progress:
         yield Bars(progress, board)
 
 
 class Bars:
-    """A line for each running run, one for all; a run that ends leaves its line above."""
+    """One bar per running run and one for all. The last line of a run that ended stays above them."""
 
     def __init__(self, progress: Any, board: Board) -> None:
         self._progress = progress
         self._board = board
         self._lines: dict[str, Any] = {}
         self._overall: Any = progress.add_task("all runs", total=None, epoch="", metric="", left="")
+        self._draw_all()
 
     def __call__(self, event: Event) -> None:
         if event.kind == "note":
@@ -57,7 +58,7 @@ class Bars:
             self._draw(event.run, run)
         self._draw_all()
 
-    def _draw(self, key: str, run: Standing) -> None:
+    def _draw(self, key: str, run: RunProgress) -> None:
         left = duration(run.seconds_left(self._board.clock()))
         shown: dict[str, Any] = {
             "completed": run.done,
@@ -75,7 +76,7 @@ class Bars:
         self._progress.update(
             self._overall,
             completed=self._board.done(),
-            total=self._board.total(),
+            total=self._board.total() or None,
             epoch=f"{self._board.ended}/{len(self._board.runs)} runs",
             left=f"{left} left" if left else "",
         )
@@ -85,7 +86,7 @@ class Bars:
 
 
 class Lines:
-    """A line when a run begins and ends, and in between one an epoch at most, and not too often."""
+    """A line when a run starts and ends; in between at most one per epoch and per ``every`` seconds."""
 
     def __init__(self, console: Any, board: Board, every: float = EVERY) -> None:
         self._console = console
@@ -116,16 +117,16 @@ class Lines:
         return True
 
     def _print(self, text: str) -> None:
-        # unwrapped: a line is a line for grep, however narrow the console believes to be
+        # not wrapped, so that grep finds whole lines
         self._console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def ending(run: Standing) -> str:
+def ending(run: RunProgress) -> str:
     """The last line about a run."""
     if run.state == "skipped":
         how = run.text or "already finished"
     elif run.state == "interrupted":
-        how = f"interrupted after {run.epoch_in_words()}, saved; the same command goes on from there"
+        how = f"interrupted after {run.epoch_in_words()}, saved; the same command resumes it"
     else:
         how = run.state + (f" at {run.epoch_in_words()}" if run.state == "diverged" else "")
         how += f": {run.text}" if run.text else ""

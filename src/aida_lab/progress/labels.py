@@ -1,4 +1,4 @@
-"""What people call a run: its method, where its values are not the tuned ones, its seed."""
+"""Labels of runs: method, values that differ from the tuned ones, seed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aida.catalog import catalog
 from aida_lab.experiments import experiments
 from aida_lab.spec import RunSpec
 
-#: What a spec has beside method and seed; named in a label only where the runs at hand differ in it.
+#: The fields of a spec besides method and seed. A label shows those in which the runs differ.
 _OTHERS = tuple(each.name for each in fields(RunSpec) if each.name not in ("optimizer", "hyper", "seed"))
 
 
 def differing(spec: RunSpec) -> dict[str, Any]:
-    """The hyper-parameters that are not the tuned ones of its experiment; all, if either is not known here."""
+    """The hyper-parameters that differ from the experiment's tuned ones; all, if either is not known here."""
     experiment = experiments().get(spec.experiment)
     if experiment is None or spec.optimizer not in catalog():
         return dict(spec.hyper)
@@ -27,22 +27,15 @@ def settings_in_words(values: Mapping[str, Any]) -> str:
 
 
 def labels(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """A label for each run, by key; no two alike."""
+    """A distinct label for each run, by key."""
     specs = list(specs)
     others = [name for name in _OTHERS if len({getattr(spec, name) for spec in specs}) > 1]
-    return {
-        spec.key: " ".join(
-            part
-            for part in (
-                spec.method,
-                settings_in_words(differing(spec)),
-                settings_in_words({name: getattr(spec, name) for name in others}),
-                f"seed {spec.seed}",
-            )
-            if part
-        )
-        for spec in specs
-    }
+    found = {}
+    for spec in specs:
+        shared = settings_in_words({name: getattr(spec, name) for name in others})
+        parts = (spec.method, settings_in_words(differing(spec)), shared, f"seed {spec.seed}")
+        found[spec.key] = " ".join(filter(None, parts))
+    return found
 
 
 def value_in_words(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How far runs are, followed from their events: what a display shows, whatever it draws with."""
+"""The progress of runs, computed from their events."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from aida_lab.experiments import find_experiment
 from aida_lab.progress.labels import labels
 from aida_lab.spec import Metric, RunSpec
 
-#: Events after which a run does no more, each with the style of its line.
+#: Events that end a run, each with the style of its line.
 STYLES = {"finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red"}
 
-
-#: Seconds after which less than an epoch tells the pace, too.
+#: Seconds after which the speed is known even before the first epoch ends.
 _SETTLED = 10.0
 
 
 @dataclass
-class Standing:
-    """One run as its events tell it."""
+class RunProgress:
+    """The progress of one run."""
 
     label: str
     metric: Metric
     epochs: int
     state: str = "waiting"
-    #: Epochs done, and how much of the next.
+    #: Completed epochs, with the fraction of the current one.
     done: float = 0.0
     best: float | None = None
     best_epoch: int = 0
     last: float | None = None
     loss: float | None = None
     text: str = ""
-    #: When this process began to work on it, and how much was done by then.
+    #: When this process started it, and the epochs done before.
     began: float = 0.0
     done_before: float = 0.0
 
@@ -55,7 +54,7 @@ class Standing:
     def _measure(self, epoch: int, row: Any) -> None:
         self.loss = row.get("loss")
         value = row.get(self.metric.key)
-        if value is None:  # an experiment that is measured at its end alone
+        if value is None:  # some experiments are evaluated only at the end
             return
         self.last = value
         if self.metric.improves(value, self.best):
@@ -75,28 +74,28 @@ class Standing:
         return f"{self.metric.key} {in_words(self.last)}{best}"
 
     def seconds_left(self, now: float) -> float | None:
-        """From the pace since this process began; None before there is one."""
+        """Estimated from the speed since this process started; None while it is unknown."""
         return _left(now - self.began, self.done - self.done_before, self.epochs - self.done)
 
 
 @dataclass
 class Board:
-    """All runs of one command."""
+    """The progress of all runs of one command."""
 
     clock: Callable[[], float] = time.monotonic
-    runs: dict[str, Standing] = field(default_factory=dict)
-    #: When the first run began: before that, processes started and no pace could be seen.
+    runs: dict[str, RunProgress] = field(default_factory=dict)
+    #: When the first run started, after its process did.
     began: float | None = None
 
     def expect(self, specs: Iterable[RunSpec]) -> None:
-        """Runs that will come."""
+        """Add runs that have not started."""
         specs = list(specs)
         named = labels(specs)
         for spec in specs:
             metric = find_experiment(spec.experiment).metrics[spec.variant]
-            self.runs[spec.key] = Standing(named[spec.key], metric, spec.epochs)
+            self.runs[spec.key] = RunProgress(named[spec.key], metric, spec.epochs)
 
-    def take(self, event: Event) -> Standing:
+    def take(self, event: Event) -> RunProgress:
         run, now = self.runs[event.run], self.clock()
         if self.began is None and event.kind == "started":
             self.began = now
@@ -104,15 +103,16 @@ class Board:
         return run
 
     def note(self, event: Event) -> str:
-        """What a note says, with the run it is about; some are about none."""
+        """The text of a note, with the label of its run if it has one."""
         return f"{self.runs[event.run].label}: {event.text}" if event.run else event.text
 
     @property
     def ended(self) -> int:
-        return sum(run.ended for run in self.runs.values())
+        """Runs that need no more work; an interrupted run does."""
+        return sum(run.ended and run.state != "interrupted" for run in self.runs.values())
 
     def done(self) -> float:
-        """Epochs of all runs, in full of those to which none will be added."""
+        """Completed epochs of all runs. A run that will not continue counts in full."""
         open_ends = ("waiting", "running", "interrupted")
         return sum(run.done if run.state in open_ends else run.epochs for run in self.runs.values())
 
@@ -120,7 +120,7 @@ class Board:
         return sum(run.epochs for run in self.runs.values())
 
     def seconds_left(self) -> float | None:
-        """From the pace of all runs together; what was done before this command does not count."""
+        """Estimated from the speed of all runs together since this command started."""
         if self.began is None:
             return None
         worked = sum(run.done - run.done_before for run in self.runs.values() if run.began)
@@ -129,19 +129,19 @@ class Board:
 
 
 def _left(seconds: float, epochs: float, to_do: float) -> float | None:
-    """From what was done in that time; the first steps of a run, slow as they are, tell nothing."""
+    """None until an epoch is done or some seconds passed: the first steps of a run are slow."""
     return seconds / epochs * to_do if epochs >= 1 or (epochs > 0 and seconds >= _SETTLED) else None
 
 
 def in_words(value: float | None) -> str:
-    """A measure with the digits that matter: ``93.41``, ``0.2183``; empty where there is none."""
+    """A number with four or more significant digits: ``93.41``, ``0.2183``; empty if there is none."""
     if value is None:
         return ""
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
 def duration(seconds: float | None) -> str:
-    """``1:02:03``, ``2:03``; empty where it is not known."""
+    """``1:02:03``, ``2:03``; empty if it is unknown."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""A run's curve for TensorBoard, beside the files that the lab itself reads."""
+"""A run's curve for TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from aida_lab.events import Event
 
-#: Columns of the curve that place a row and are not drawn.
-_PLACES = ("epoch", "step")
+#: Columns of the curve that are not drawn.
+_POSITION = ("epoch", "step")
 
 
 class TensorboardLog:
-    """Listens to one run: every number of an epoch becomes a scalar at its step, such as ``epoch/loss``."""
+    """Listens to one run and writes every number of an epoch as a scalar, such as ``epoch/loss``, at its step."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,10 +25,10 @@ class TensorboardLog:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # a killed run repeats what came after its last checkpoint: TensorBoard then forgets the first time
+            # a killed run repeats the epochs after its last checkpoint: TensorBoard discards the first ones
             self._writer = SummaryWriter(str(self._folder), purge_step=step)  # type: ignore[no-untyped-call]
         for name, value in event.row.items():
-            if name not in _PLACES and value is not None:
+            if name not in _POSITION and value is not None:
                 self._writer.add_scalar(f"epoch/{name}", value, step)
         self._writer.flush()
 

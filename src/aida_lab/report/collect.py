@@ -52,8 +52,8 @@ class Run:
     #: Distinct commits and torch versions of the processes that trained it.
     commits: tuple[str, ...] = (NOT_RECORDED,)
     torch: tuple[str, ...] = (NOT_RECORDED,)
-    #: Whether another run may have used the same GPU at the same time.
-    shared_gpu: bool = False
+    #: Whether another run may have used the same GPU or CPU at the same time.
+    shared: bool = False
     #: GPU, start and end of each process, as far as known: until the next start, or as long as all epochs took.
     on_gpu: tuple[tuple[str, float, float], ...] = ()
     #: Why it is excluded.
@@ -73,9 +73,9 @@ class Run:
     def seconds(self) -> float | None:
         """Training seconds per epoch: the median, which a slow first epoch (compiling, warming up) does not change.
 
-        None if other runs shared the GPU, because the time then depends on them.
+        None if other runs shared the device, because the time then depends on them.
         """
-        if self.shared_gpu:
+        if self.shared:
             return None
         known = [value for value in self.curve.seconds if value is not None]
         return statistics.median(known) if known else None
@@ -137,7 +137,7 @@ def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
             shared |= {key, latest[2]}
         if device != latest[0] or end > latest[1]:
             latest = (device, end, key)
-    return (replace(run, shared_gpu=True) if run.key in shared else run for run in runs)
+    return (replace(run, shared=True) if run.key in shared else run for run in runs)
 
 
 def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]) -> Run:
@@ -165,7 +165,7 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
         device=one_line(sessions[-1].get("device", ""), 100) if sessions else "",
         commits=_distinct(each.get("git") for each in sessions),
         torch=_distinct(_torch(each.get("versions")) for each in sessions),
-        shared_gpu=any(each.get("device_type") == "cuda" and each.get("at_once") != 1 for each in sessions),
+        shared=any(each.get("at_once", None if each.get("device_type") == "cuda" else 1) != 1 for each in sessions),
         on_gpu=_times(sessions, rows),
         remark=remark,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from aida_lab.report.collect import Run
 from aida_lab.report.groups import Configuration, Measure, Setup, ranked
 from aida_lab.report.naming import file_name, ordered
 from aida_lab.report.statistics import Comparison, MeanStd, against_control, against_published, mean_std
-from aida_lab.spec import Experiment, Metric, PaperFigure
+from aida_lab.spec import Experiment, Metric, PaperResult
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
@@ -35,7 +35,7 @@ class Cell:
     configurations: tuple[Configuration, ...]
     #: Configurations tried in shortened runs of the same experiment, which may have selected this one.
     elsewhere: int
-    paper: PaperFigure | None
+    paper: PaperResult | None
     #: The configuration with the best mean, if it is not the chosen one: fewer seeds, or values the paper did not try.
     better: Configuration | None = None
     against_paper: Comparison | None = None
@@ -153,12 +153,12 @@ def column(
     setup = found[0].setup
     departures = setup.departures(experiment)
     groups: dict[str, list[Configuration]] = {}
-    paper: Mapping[str, PaperFigure] = {}
+    paper: Mapping[str, PaperResult] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        paper = experiment.figures(setup.variant)
+        paper = experiment.paper_results(setup.variant)
         groups = {method: [] for method in paper or experiment.paper}
     for each in found:
-        untried = experiment.strays(each.optimizer, each.hyper) if experiment and each.method in paper else {}
+        untried = experiment.not_in_paper(each.optimizer, each.hyper) if experiment and each.method in paper else {}
         groups.setdefault(each.method, []).append(replace(each, untried=untried))
     cells = []
     for method in ordered(groups):

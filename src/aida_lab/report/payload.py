@@ -15,7 +15,8 @@ from aida_lab.report.groups import Configuration
 from aida_lab.report.naming import DASHES, MARKERS, looks, title
 from aida_lab.report.profile import profile
 from aida_lab.report.results import Results
-from aida_lab.runs.files import in_json
+from aida_lab.runs.files import in_json, is_archive
+from aida_lab.runs.records import SPEC
 
 
 def payload(results: Results, out: Path) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def _run(run: Run, epochs: Sequence[int], out: Path) -> dict[str, Any]:
         "commit": ", ".join(map(words.commit, run.commits)),
         "torch": ", ".join(run.torch),
         "remark": run.remark,
-        "folder": _address(run.folder, out),
+        "link": _address(run.folder.parent if is_archive(run.folder.parent) else run.folder / SPEC, out),
         "metric": [None if value is None else _rounded(value) for value in curve]
         if any(value is not None for value in curve)
         else None,
@@ -103,9 +104,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _address(folder: Path, out: Path) -> str:
-    """The run's folder as seen from the page, for a link."""
+def _address(path: Path, out: Path) -> str:
+    """A file as seen from the page, for a link."""
     try:
-        return quote(os.fsencode(Path(os.path.relpath(folder, out)).as_posix()))
+        return quote(os.fsencode(Path(os.path.relpath(path, out)).as_posix()))
     except ValueError:  # another drive
-        return folder.resolve().as_uri()
+        return path.resolve().as_uri()

@@ -107,8 +107,9 @@ def against_published(ours: MeanStd, mean: float, std: float | None) -> Comparis
     a, b = ours.std**2 / ours.n, std**2 / PAPER_REPETITIONS
     if math.sqrt(a + b) <= 1e-12 * max(abs(ours.mean), abs(mean)):
         return Comparison(difference, reason="no spread between seeds, no test")
-    # the degrees of freedom after Welch and Satterthwaite
-    freedom = (a + b) ** 2 / (a**2 / (ours.n - 1) + b**2 / (PAPER_REPETITIONS - 1))
+    # the degrees of freedom after Welch and Satterthwaite; from shares, because the square of a variance may overflow
+    share = a / (a + b)
+    freedom = 1 / (share**2 / (ours.n - 1) + (1 - share) ** 2 / (PAPER_REPETITIONS - 1))
     return _student(difference, math.sqrt(a + b), freedom, "Welch")
 
 

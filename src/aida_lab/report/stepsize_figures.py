@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ from aida.stepsizes.sinks import StepsizeLog, read_jsonl
 from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
 from aida_lab.report.results import Results
-from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, one_line, read_regular
+from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, file_exists, one_line, read_regular
 from aida_lab.runs.records import STEPSIZES
 
 #: Runs side by side in one figure; more are not readable.
@@ -53,7 +52,7 @@ def _logs(column: Column, problems: list[str]) -> list[StepsizeLog]:
 
 
 def _measured(runs: Iterable[Run]) -> Iterable[Run]:
-    return (run for run in runs if os.path.lexists(run.folder / STEPSIZES))
+    return (run for run in runs if file_exists(run.folder / STEPSIZES))
 
 
 def _read(run: Run, problems: list[str]) -> StepsizeLog | None:

@@ -39,7 +39,7 @@ def comparison(column: Column) -> Grid:
         Head("last epoch", f"mean ± std over seeds of {column.metric.title} after the last epoch"),
         Head(
             "s / epoch",
-            "training seconds per epoch: median of a run, mean over seeds; runs that shared a GPU are not timed",
+            "training seconds per epoch: median of a run, mean over seeds; runs that shared a device are not timed",
         ),
     ]
     if best_alone:
@@ -255,7 +255,7 @@ def _remarks(column: Column) -> Sequence[str]:
     experiment = column.experiment
     if experiment and experiment.paper and not column.departures:
         variant = paper_variant(experiment)
-        if not experiment.figures(column.setup.variant):
+        if not experiment.paper_results(column.setup.variant):
             said.append(f"The paper's figures are for the variant {variant!r}, not for this one.")
     if unrun := [cell for cell in column.cells if cell.paper and not cell.configurations]:
         names = (f"{title(cell.method)} ({paper_field(cell, column.digits).text})" for cell in unrun)

@@ -1,1 +1,1 @@
-"""Run folders: written so that they cannot be lost, read so that nothing is dropped."""
+"""Run folders: written safely, read with all their problems reported, and collected into archives."""

@@ -1,4 +1,4 @@
-"""Checkpoints of one run: each whole or not there, named by its step and its content's hash, the last two kept."""
+"""Checkpoints of a run: written atomically, named by step and content hash; the last two are kept."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint on disk, as its name describes it."""
+    """A checkpoint on the disk."""
 
     path: Path
     step: int
-    #: The first 16 hexadecimal digits of its content's SHA-256.
+    #: The first 16 hexadecimal digits of the SHA-256 of its content, from its name.
     digest: str
 
     def is_whole(self) -> bool:
+        """Whether its content has the hash in its name."""
         found = hashlib.sha256()
         try:
             with self.path.open("rb") as file:
@@ -42,17 +43,17 @@ class CheckpointFile:
 
 
 def checkpoint_files(folder: Path) -> list[CheckpointFile]:
-    """The newest first; there may be none."""
+    """The checkpoints of a run, the newest first."""
     if not folder.is_dir():
         return []
     named = ((path, _NAME.fullmatch(path.name)) for path in folder.iterdir())
     found = [CheckpointFile(path, int(match[1]), match[2]) for path, match in named if match]
-    # a run stopped right after a save saves that step again: the later of the two is the newer
+    # a run that is stopped right after a save saves the same step again
     return sorted(found, key=lambda file: (file.step, file.path.stat().st_mtime_ns), reverse=True)
 
 
 def save_checkpoint(folder: Path, content: Mapping[str, Any], step: int) -> None:
-    """Write one, then remove all but the last two: whenever this is cut off, the earlier ones are whole."""
+    """Write a checkpoint, then remove all but the last two. If this is interrupted, the earlier ones are whole."""
     import torch
 
     _check_plain(content, "checkpoint")
@@ -62,23 +63,23 @@ def save_checkpoint(folder: Path, content: Mapping[str, Any], step: int) -> None
             sync_folder(folder.parent)
     with SideFile(folder / f"{step:08d}") as side:
         torch.save(dict(content), cast("IO[bytes]", side))
-        side.publish(f"{step:08d}-{side.digest[:16]}.pt")
+        side.publish(f"{step:08d}-{side.sha256.hexdigest()[:16]}.pt")
     with writing(folder):
         for file in checkpoint_files(folder)[_KEPT:]:
             file.path.unlink()
 
 
 def load_checkpoint(folder: Path, objection: Callable[[Mapping[str, Any]], str]) -> dict[str, Any] | None:
-    """The newest that is whole and to which there is no ``objection``, its tensors on the CPU; None without any.
+    """The newest checkpoint that is whole and without ``objection``, its tensors on the CPU; None if there is none.
 
-    What is newer than it is warned of and removed, else it would outlive those that follow.
+    Newer ones are removed with a warning. Otherwise they would be kept instead of those that follow.
     """
     refused: list[tuple[CheckpointFile, str]] = []
     for file in checkpoint_files(folder):
         if not file.is_whole():
             warnings.warn(
-                f"checkpoint {file.path} is damaged: its content has not the hash in its name; "
-                "the one before it is used, or the run begins again where there is none",
+                f"checkpoint {file.path} is damaged: its content does not have the hash in its name; "
+                "the one before it is used, or the run starts again if there is none",
                 stacklevel=3,
             )
             file.path.unlink()
@@ -90,11 +91,11 @@ def load_checkpoint(folder: Path, objection: Callable[[Mapping[str, Any]], str])
                 newer.path.unlink()
             return content
         refused.append((file, reason))
-    if refused:  # whole, and perhaps days of work: not for us to throw away
+    if refused:  # whole, and perhaps days of work: only the user may delete them
         file, reason = refused[0]
         raise StoreError(
-            f"checkpoint {file.path} cannot be used: {reason}. Put back what was there, or remove {folder} "
-            "to begin the run again"
+            f"checkpoint {file.path} cannot be used: {reason}. Restore that file, or remove {folder} "
+            "to start the run again"
         )
     return None
 
@@ -105,16 +106,16 @@ def _read(file: CheckpointFile) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(file.path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # exactly the bytes that were written, so no damage, and no reason to use an older one in silence
+        # the bytes are those that were written, so an older checkpoint must not be used silently
         raise StoreError(
             f"checkpoint {file.path} is whole, but torch {torch.__version__} cannot read it: {error}. Use the torch "
-            f"that wrote it (env.json names it), or remove {file.path.parent} to begin the run again"
+            f"that wrote it (env.json names it), or remove {file.path.parent} to start the run again"
         ) from error
     return content
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Only what ``weights_only`` reads back: else the run could be saved and never resumed."""
+    """TypeError for a value that ``weights_only`` loading refuses: the run could be saved and never resumed."""
     kind = type(value)
     if kind in (dict, OrderedDict):
         for key, part in value.items():

@@ -1,4 +1,4 @@
-"""What the files of a run must hold to be believed, whoever wrote them."""
+"""Checks of the content of run files, which anybody may have written."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any
 from aida_lab.runs.files import one_line
 from aida_lab.spec import Metric
 
-#: Squares and quotients of numbers up to here are finite, so that means and tests can be taken.
+#: Squares and quotients of numbers up to this one are finite, so means and tests can be computed.
 _LARGEST = 1e100
-#: Longest name, most hyper-parameters, deepest list among them.
+#: Limits: characters of a name, number of hyper-parameters, depth of a list among them.
 _LETTERS, _VALUES, _DEPTH = 200, 100, 4
 
 
 def finite(value: Any) -> float | None:
-    """A number to calculate with; None for anything else, also for one that is not finite or beyond 1e100.
-
-    One that is smaller than 1e-100 counts as zero.
-    """
+    """The value as a float; None if it is not a number, not finite or larger than 1e100. Below 1e-100 it is zero."""
     if type(value) not in (int, float) or not abs(value) <= _LARGEST:
         return None
     return float(value) if abs(value) >= 1 / _LARGEST else 0.0
@@ -44,7 +41,7 @@ def check_epochs(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_result(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """ValueError unless the numbers of a result are those that its curve gives."""
+    """ValueError unless the best and last values of a result are those of its curve."""
     metric, better = result.get("metric"), result.get("better")
     expected: tuple[Any, Any, Any] = (None, None, None)
     if metric is not None:
@@ -52,14 +49,14 @@ def check_result(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
             raise ValueError(
                 f"its metric is {one_line(ascii(metric), 40)}, and {one_line(ascii(better), 40)} is better"
             )
-        expected = _judged(Metric(metric, metric, better), rows)
+        expected = best_and_last(Metric(metric, metric, better), rows)
     found = tuple(result.get(name) for name in ("best", "best_epoch", "last"))
     if found != expected or bool in map(type, found):
         raise ValueError(f"it says {_in_words(found)}, and the curve {_in_words(expected)}")
 
 
-def _judged(metric: Metric, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
-    """Best, its epoch, and last of a curve."""
+def best_and_last(metric: Metric, rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, int | None, float | None]:
+    """The best value of a curve, its epoch, and the value of the last row. A value that is not finite is None."""
     best, best_epoch, value = None, None, None
     for row in rows:
         known: Any = row.get(metric.key)

@@ -1,26 +1,25 @@
-"""The records of finished runs brought together: all that a report reads, and no weights."""
+"""Collect the records of finished runs in one archive per experiment: all that a report reads, and no weights."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from aida_lab.runs.archives import SUFFIX, pack
 from aida_lab.runs.files import (
     STEPSIZES_LIMIT,
     StoreError,
     alone,
-    check_no_links,
     one_line,
+    read_archive,
     read_regular,
     remove_leftovers,
     write_whole,
     writing,
 )
-from aida_lab.runs.records import CURVE, DONE, ENV, RESULT, SPEC, STEPSIZES, RunRecord, scan
-
-#: The result last: a folder without it is not taken for a finished run.
-_KEPT = (SPEC, ENV, CURVE, STEPSIZES, RESULT)
+from aida_lab.runs.records import CURVE, DONE, ENV, RESULT, SPEC, STEPSIZES, scan
 
 
 @dataclass(frozen=True)
@@ -28,72 +27,83 @@ class Collected:
     """What a collection did."""
 
     added: tuple[Path, ...]
-    #: Already there, with the same result.
+    #: Number of runs that were there before, with the same result.
     known: int
-    #: Folders that were left out, each with the reason.
+    #: What was left out, each with the reason.
     left: tuple[tuple[Path, str], ...]
-    #: Of what was added.
+    #: Bytes of the added records, before compression.
     size: int
 
 
 def collect(roots: list[Path], out: Path) -> Collected:
-    """Copy the records of every finished run below ``roots`` into ``out``."""
+    """Add every finished run below ``roots`` to ``out/<experiment>.tar.xz``; an archive is replaced whole or not."""
     added: list[Path] = []
     left: list[tuple[Path, str]] = []
     known = size = 0
+    archives: dict[Path, dict[str, bytes]] = {}
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with alone(out):
+        remove_leftovers(out)
+        there = {each.path.name: (each.path, each.result) for each in scan(out) if each.state in DONE}
         for record in (record for root in roots for record in scan(root)):
-            target = out / record.path.name
+            path, key = record.path, record.path.name
+            if record.spec is None or record.state not in DONE:
+                left.append((path, f"{record.state}: {record.problem}" if record.problem else record.state))
+                continue
+            place, result = there.setdefault(key, (out / _file_name(record.spec.experiment) / key, None))
+            if result is not None:
+                known += result == record.result
+                left += [] if result == record.result else [(path, f"the same spec as {place} {_TWO_RESULTS}")]
+                continue
             try:
-                files = _files(record, target)
-            except _LeftOutError as reason:
-                left.append((record.path, str(reason)))
+                files = archives.setdefault(place.parent, _files_of(place.parent))
+            except StoreError as error:
+                left.append((path, f"not added: {one_line(error)}"))
                 continue
-            if files is None:
-                known += 1
-                continue
-            with writing(target):
-                target.mkdir(exist_ok=True)
-            for name, content in files.items():
-                if isinstance(content, bytes):
-                    write_whole(target / name, content)
-                    size += len(content)
-                elif content is not None:
-                    left.append((record.path / name, f"not copied: {content}"))
-            added.append(target)
+            found, problems = _read(path)
+            files.update(found)
+            left += problems
+            size += sum(map(len, found.values()))
+            added.append(place)
+            there[key] = (place, record.result)
+        for archive, files in archives.items():
+            _write(archive, files)
     return Collected(tuple(added), known, tuple(left), size)
 
 
-class _LeftOutError(Exception):
-    """Why a run is not collected."""
+_TWO_RESULTS = (
+    "with another result: run on different machines or devices, or with another number of threads; keep one of "
+    "them, or collect them into different folders"
+)
 
 
-def _files(record: RunRecord, target: Path) -> dict[str, bytes | str | None] | None:
-    """What is to be copied, by name: bytes, or why there are none; None if the run is there already."""
-    if record.state not in DONE:
-        raise _LeftOutError(f"{record.state}: {record.problem}" if record.problem else record.state)
-    files = {name: _content(record.path / name) for name in _KEPT}
-    try:
-        there = read_regular(target / RESULT)
-        if there is not None:
-            if there != files[RESULT]:
-                raise _LeftOutError(
-                    f"the same spec as {target} with another result: run on different machines or devices, or "
-                    "with another number of threads; keep one of them, or collect them into different folders"
-                )
-            return None
-        if os.path.lexists(target):
-            check_no_links(target)
-            remove_leftovers(target)  # of a collection that was killed
-    except StoreError as error:
-        raise _LeftOutError(one_line(error)) from None
-    return files
+def _file_name(experiment: str) -> str:
+    """A name from a spec, which anybody may have written, as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", experiment) + SUFFIX
+
+
+def _files_of(archive: Path) -> dict[str, bytes]:
+    return dict(read_archive(archive)) if os.path.lexists(archive) else {}
+
+
+def _read(run: Path) -> tuple[dict[str, bytes], list[tuple[Path, str]]]:
+    """The files of a run by their names in an archive, and why others are not among them."""
+    found = {run / name: _content(run / name) for name in (SPEC, ENV, CURVE, STEPSIZES, RESULT)}
+    files = {f"{run.name}/{path.name}": each for path, each in found.items() if isinstance(each, bytes)}
+    return files, [(path, f"not copied: {each}") for path, each in found.items() if isinstance(each, str)]
 
 
 def _content(path: Path) -> bytes | str | None:
+    """The bytes of a file; None if there is none, or the reason why it cannot be read."""
     try:
         return read_regular(path, STEPSIZES_LIMIT)
     except StoreError as error:
         return one_line(str(error).removeprefix(f"{path} "))
+
+
+def _write(archive: Path, files: dict[str, bytes]) -> None:
+    try:
+        write_whole(archive, pack(files))
+    except ValueError as error:
+        raise StoreError(f"cannot write {archive}: {error}; collect some of the runs to another --out") from None

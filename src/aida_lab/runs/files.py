@@ -1,6 +1,6 @@
-"""Files that are whole or not there: written to the side, synced, renamed. And what a full disk says.
+"""Safe file access: atomic writes, bounded reads, and clear errors if the disk is full.
 
-A run's folder may come from anywhere. Only regular files in it are read or written, and no link is followed.
+A run's folder may come from anybody. Only regular files in it are read or written, and no link is followed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import re
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from aida_lab.runs.archives import PACKED_LIMIT, SUFFIX, unpack
 
 _TEMPORARY = ".tmp"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 
-#: The most that is read of one file, in bytes; the largest of ours has a hundredth of it.
+#: Limits on the size of a file that is read, in bytes. Our largest files have a hundredth of it.
 OBJECT_LIMIT, CURVE_LIMIT, STEPSIZES_LIMIT = 16 << 20, 64 << 20, 256 << 20
-#: How deeply a JSON object may be nested.
+#: Limit on the nesting of a JSON object.
 _DEPTH = 32
 
 _KINDS = {
@@ -33,7 +35,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 
-#: What helps when there is no room, by the reason the system gives.
+#: The remedy by error number, if there is no space left.
 _NO_ROOM = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room within the quota",
@@ -42,12 +44,12 @@ _NO_ROOM = {
 
 
 class StoreError(Exception):
-    """A run's folder cannot be read or written; the message says what, why, and what mends it."""
+    """A run's folder cannot be read or written. The message names the file, the reason and the remedy."""
 
 
 @contextmanager
 def writing(path: Path, wanted: int | None = None) -> Iterator[None]:
-    """Whatever the system refuses while ``path`` is written, with ``wanted`` bytes, becomes a :class:`StoreError`."""
+    """Turn an OSError while ``path`` is written, with ``wanted`` bytes, into a :class:`StoreError`."""
     try:
         yield
     except OSError as error:
@@ -63,25 +65,25 @@ def _refused(path: Path, error: OSError, wanted: int | None) -> StoreError:
         said += f"; it takes {wanted:,} bytes"
         if error.errno == errno.ENOSPC:
             said += f" and {shutil.disk_usage(path.parent).free:,} are free"
-    return StoreError(f"{said}. What was saved before is whole: {remedy}, and the same command goes on from it")
+    return StoreError(f"{said}. What was saved before is whole: {remedy}, and the same command resumes from it")
 
 
 class SideFile:
-    """A file in the making, beside its place, where :meth:`publish` puts it whole; else nothing of it stays.
+    """A temporary file beside ``path``. :meth:`publish` renames it into place; otherwise it is removed.
 
-    ``write`` never raises, it keeps the first failure for ``publish``: torch.save calls it from C++, which turns
-    any exception, a KeyboardInterrupt too, into a RuntimeError about positions in its archive. What comes after a
-    failure is only counted, so that the error can say how much room it would have taken.
+    ``write`` never raises: it keeps the first failure for ``publish``. torch.save calls it from C++, which turns every
+    exception, even KeyboardInterrupt, into a RuntimeError about positions in its archive. After a failure, bytes are
+    only counted, so that the error can name the required space.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._side = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
         self._failure: BaseException | None = None
-        self._sha256 = hashlib.sha256()
+        self.sha256 = hashlib.sha256()  #: of what was written
         self.size = 0
         with writing(path):
-            self._side.unlink(missing_ok=True)  # left by a killed process of the same number, or a link
+            self._side.unlink(missing_ok=True)  # of a killed process with the same id, or a link
             descriptor = open_regular(self._side, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             self._file = os.fdopen(descriptor, "wb", buffering=0)
 
@@ -90,22 +92,17 @@ class SideFile:
         self.size += len(view)
         if self._failure is None:
             try:
-                self._sha256.update(view)
+                self.sha256.update(view)
                 _write_all(self._file.fileno(), view)
             except BaseException as failure:
                 self._failure = failure
         return len(view)
 
     def flush(self) -> None:
-        """torch.save asks for it; nothing is held back here."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of what was written."""
-        return self._sha256.hexdigest()
+        """Required by torch.save; nothing is buffered here."""
 
     def publish(self, name: str | None = None) -> None:
-        """Sync it and rename it to its place, or to ``name`` in the same folder where that is known only now."""
+        """Sync it and rename it to ``path``, or to ``name`` in the same folder."""
         try:
             if self._failure is not None:
                 raise self._failure
@@ -114,7 +111,7 @@ class SideFile:
             os.replace(self._side, self._path.with_name(name) if name else self._path)
             sync_folder(self._path.parent)
         except OSError as error:
-            self._discard()  # first, so that the room it took counts as free
+            self._discard()  # first, so that its space counts as free
             raise _refused(self._path, error, self.size) from error
 
     def _discard(self) -> None:
@@ -125,76 +122,68 @@ class SideFile:
     def __enter__(self) -> SideFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._discard()
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put ``content`` in the place of ``path``, at once."""
+    """Replace ``path`` by ``content`` atomically."""
     with SideFile(path) as side:
         side.write(content)
         side.publish()
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in the making. Only for who holds the folder's lock."""
+    """Remove the temporary files of killed writers. The caller must hold the folder's lock."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name):
-            with suppress(OSError):  # in the way of nothing
+            with suppress(OSError):  # does no harm if it stays
                 path.unlink()
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line, or nothing where there is no room for all of it."""
+    """Append a line, or nothing if there is no space for all of it."""
     content = (line + "\n").encode()
-    with writing(path, len(content)):
-        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with writing(path, len(content)), open(open_regular(path, flags), "ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
         try:
-            before = os.fstat(descriptor).st_size
-            try:
-                _write_all(descriptor, memoryview(content))
-            except BaseException:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+            _write_all(file.fileno(), memoryview(content))
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
 
 
 def sync(path: Path) -> int:
-    """Have the disk keep what a file holds; returns its length, 0 where there is none."""
+    """Flush a file to the disk; returns its length, 0 if it does not exist."""
     with writing(path):
         try:
-            descriptor = open_regular(path, os.O_RDWR)
+            with open(open_regular(path, os.O_RDWR), "rb+") as file:
+                os.fsync(file.fileno())
+                return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
-        try:
-            os.fsync(descriptor)
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep a folder's names: a renamed file may be lost with the power until then."""
+    """Flush a folder's entries to the disk: until then, a power failure may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. OSError if it is anything else: a link is not followed, a pipe not waited for."""
+    """A descriptor of a regular file. OSError for anything else; a link is not followed, a pipe does not block."""
     with suppress(FileNotFoundError):
-        _check_regular(path, os.lstat(path))  # before it is opened: that alone may move a device
+        _check_regular(path, os.lstat(path))  # before opening, which may already act on a device
     careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags | careful, 0o666)
     try:
@@ -215,7 +204,7 @@ def _kind(found: os.stat_result) -> str:
 
 
 def check_no_links(folder: Path) -> None:
-    """StoreError if a folder, or an entry of it, is a link, a pipe or a device: writing could reach elsewhere."""
+    """StoreError if a folder or one of its entries is a link, a pipe or a device, which writes would reach."""
     with writing(folder), os.scandir(folder) as entries:
         found = [(folder, os.lstat(folder)), *((Path(each), each.stat(follow_symlinks=False)) for each in entries)]
     for path, status in found:
@@ -224,7 +213,14 @@ def check_no_links(folder: Path) -> None:
 
 
 def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
-    """All bytes of a file; None if there is none. StoreError if it is no regular file, or has more than ``limit``."""
+    """All bytes of a file; None if there is none. StoreError if it is no regular file, or has more than ``limit``.
+
+    A file of an archived run is named ``NAME.tar.xz/<key>/<file>``.
+    """
+    if is_archive(path.parent.parent):
+        packed = read_archive(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+        _check_size(path, len(packed or b""), limit)
+        return packed
     try:
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -233,13 +229,42 @@ def read_regular(path: Path, limit: int = OBJECT_LIMIT) -> bytes | None:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    if max(size, len(content)) > limit:
-        raise StoreError(f"{path} has {max(size, len(content)):,} bytes; at most {limit:,} are read")
+    _check_size(path, max(size, len(content)), limit)
     return content
 
 
+def _check_size(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise StoreError(f"{path} has {size:,} bytes; at most {limit:,} are read")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether runs are read from a file of this name."""
+    return path.name.endswith(SUFFIX) and os.path.lexists(path) and not path.is_dir()
+
+
+def file_exists(path: Path) -> bool:
+    """Whether a run has this file, of whatever kind, on the disk or in an archive."""
+    archive = path.parent.parent
+    return f"{path.parent.name}/{path.name}" in read_archive(archive) if is_archive(archive) else os.path.lexists(path)
+
+
+def read_archive(path: Path) -> Mapping[str, bytes]:
+    """The files in an archive of runs, by ``<key>/<file>``. StoreError if it cannot be read whole."""
+    found = os.lstat(path)
+    return _archived(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _archived(path: Path, version: tuple[int, ...]) -> Mapping[str, bytes]:
+    try:
+        return unpack(read_regular(path, PACKED_LIMIT) or b"")
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+
+
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text; ValueError if it is none, or is nested too deeply to be read."""
+    """The value of a JSON text; ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -273,7 +298,7 @@ def _nested(value: Any) -> int:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One process at a time writes to a folder; the others wait."""
+    """Hold an exclusive lock on a folder; other processes wait."""
     with writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -287,26 +312,26 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def json_text(value: Any, *, indent: int | None = None, sort: bool = False) -> str:
-    """JSON that any reader takes: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, sort_keys=sort, allow_nan=False)
+    """Strict JSON: numbers that are not finite become null."""
+    return json.dumps(in_json(value, lambda number: None), indent=indent, sort_keys=sort, allow_nan=False)
 
 
-def in_json(value: Any) -> Any:
-    """``value`` as JSON can say it without a loss: a number that is not finite becomes a word."""
+def in_json(value: Any, replaced: Callable[[float], str | None] = str) -> Any:
+    """``value`` for strict JSON. Numbers that are not finite are replaced, by default by their names."""
     if isinstance(value, Mapping):
-        return {key: in_json(part) for key, part in value.items()}
+        return {key: in_json(part, replaced) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [in_json(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return [in_json(part, replaced) for part in value]
+    return replaced(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Equal content gives equal bytes."""
+    """Write a JSON object; equal content gives equal bytes."""
     write_whole(path, (json_text(content, indent=2, sort=True) + "\n").encode())
 
 
 def printable(text: str) -> str:
-    """``text`` with an escape for each character that a terminal would act on, or that no encoding takes."""
+    """``text`` with control characters, and characters that cannot be encoded, escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -317,19 +342,11 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object, most: int = 500) -> str:
-    """``text`` in one printable line of at most so many characters."""
+    """``text`` in one printable line of at most ``most`` characters."""
     said = printable(" ".join(str(text).split()))
     return said if len(said) <= most else said[: most - 1] + "…"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _write_all(descriptor: int, view: memoryview) -> None:
     while len(view):
-        view = view[os.write(descriptor, view) :]  # a disk that fills up takes a part first and refuses the rest
+        view = view[os.write(descriptor, view) :]  # a disk that fills up first writes a part

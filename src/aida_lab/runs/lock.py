@@ -1,4 +1,8 @@
-"""One process works on a run: a lock that the system itself lets go of when its holder dies."""
+"""A lock on a run's folder, released by the system when its holder dies.
+
+Not filelock: a run must be recognised as busy without write access, the holder is named in the file, and versions of
+filelock that torch still accepts truncate that file, follow links and keep the lock in forked children.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,11 @@ import socket
 import time
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 
 from aida_lab.runs.files import StoreError, one_line, open_regular, writing
 
-#: Seconds to bear with a lock that is held: a reader that only asks holds one for microseconds.
+#: Seconds to wait for a lock: :func:`is_held` holds one for microseconds.
 _PATIENCE = 0.25
 
 #: Descriptors of the locks that this process holds.
@@ -20,39 +23,38 @@ _mine: set[int] = set()
 
 
 class RunBusyError(Exception):
-    """Another process works on the run."""
+    """Another process is training the run."""
 
 
 class RunLostError(StoreError):
-    """The folder was removed, or another process took it, while this one worked on the run."""
+    """The folder was removed, or locked by another process, while this process trained the run."""
 
 
 class Lock:
-    """Held from its making to :meth:`release`, or to the death of the process. Its file stays, and names the holder."""
+    """Held until :meth:`release` or the end of the process. Its file stays, and names the holder."""
 
     def __init__(self, path: Path) -> None:
         end = time.monotonic() + _PATIENCE
         while (descriptor := _try(path)) is None:
             if time.monotonic() > end:
-                raise RunBusyError(f"{path.parent} is being worked on by {_holder(path)}")
+                raise RunBusyError(f"{path.parent} is being trained by {_holder(path)}")
             time.sleep(0.01)
         self._path, self._descriptor = path, descriptor
-        _let_go_in_forks()
         _mine.add(descriptor)
         since = datetime.now(timezone.utc).isoformat()
         self._text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode()
         try:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, self._text)
-        except OSError:  # the lock holds without it, on a full disk say
+        except OSError:  # a full disk: the lock holds without the name
             self._text = b""
 
     def check(self) -> None:
-        """RunLostError if it is not ours any more: its folder was removed, or the file system's locks hold nobody."""
+        """RunLostError if this process has lost it: the folder was removed, or the file system's locks do not work."""
         if not self._is_ours():
             raise RunLostError(
-                f"{self._path.parent} was removed, or taken by another process, while this one worked on it; "
-                "nothing more is written there. The same command goes on from what is there"
+                f"{self._path.parent} was removed, or taken by another process, while this one trained it; "
+                "nothing more is written there. The same command resumes from the files that are there"
             )
 
     def _is_ours(self) -> bool:
@@ -62,7 +64,7 @@ class Lock:
         return False
 
     def release(self) -> None:
-        """Let it go; a second time, or in a fork of the holder, does nothing."""
+        """Release it. Does nothing if it was released, or in a fork of the holder."""
         if self._descriptor in _mine:
             _mine.discard(self._descriptor)
             with suppress(OSError):
@@ -72,31 +74,26 @@ class Lock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock at this moment; takes no part in it, and writes nothing."""
+    """Whether a process holds the lock now. Writes nothing."""
     try:
         import fcntl
 
-        descriptor = open_regular(path)
-    except (ImportError, OSError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(open_regular(path), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks: nobody can hold one
-        return False
-    finally:
-        os.close(descriptor)
+    except (ImportError, OSError):  # no such file, or no locks here
+        pass
     return False
 
 
 def _try(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None where another one does."""
+    """The descriptor that holds the lock, or None if another process holds it."""
     try:
         import fcntl
     except ImportError:
         raise StoreError(
-            "runs are kept apart by flock, which this system does not have; on Windows train under WSL"
+            "runs are locked by flock, which this system does not have; on Windows train under WSL"
         ) from None
     with writing(path):
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -111,7 +108,7 @@ def _try(path: Path) -> int | None:
         raise StoreError(
             f"{path} cannot be locked ({error.strerror}): this file system has no locks; use another --out"
         ) from error
-    # held by another, or of a file that was removed between open and flock, which would keep nobody out
+    # held by another process, or the file was removed between open and flock and locks nothing
     os.close(descriptor)
     return None
 
@@ -124,13 +121,12 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-@cache
-def _let_go_in_forks() -> None:
-    """Forks, such as a loader's workers, must not keep the lock of a holder that was killed."""
-    os.register_at_fork(after_in_child=_close_inherited)
-
-
 def _close_inherited() -> None:
+    """Forks, such as the workers of a DataLoader, must not keep the lock of a holder that was killed."""
     for descriptor in _mine:
         os.close(descriptor)
     _mine.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

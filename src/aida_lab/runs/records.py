@@ -1,9 +1,10 @@
-"""Runs as their folders show them. Only reads: no run is disturbed, and nothing is changed."""
+"""Read run folders and archives. Nothing is written, and running runs are not disturbed."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aida_lab.runs.checks import check_epochs, check_result, check_spec
-from aida_lab.runs.files import CURVE_LIMIT, StoreError, one_line, parse_json, read_object, read_regular
+from aida_lab.runs.files import (
+    CURVE_LIMIT,
+    StoreError,
+    is_archive,
+    one_line,
+    parse_json,
+    read_archive,
+    read_object,
+    read_regular,
+)
 from aida_lab.runs.lock import is_held
 from aida_lab.spec import RunSpec
 
@@ -20,7 +30,7 @@ SPEC, ENV, RESULT, FAILED = "spec.json", "env.json", "result.json", "failed.json
 CURVE, STEPSIZES, CHECKPOINTS, LOCK = "curve.jsonl", "stepsizes.jsonl", "checkpoints", "lock"
 
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged"]
-#: States in which a run has its result.
+#: States of a run with a result.
 DONE: tuple[State, ...] = ("finished", "diverged")
 
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -28,55 +38,65 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder shows it."""
+    """What the files of a run say."""
 
     path: Path
     state: State
-    #: None where it cannot be read, which is damage, or is not written yet, while it is running.
+    #: None if it is damaged, or not written yet.
     spec: RunSpec | None
-    #: What result.json holds; only where the state is finished or diverged.
+    #: The content of result.json, if the run is finished or diverged.
     result: Mapping[str, Any] | None
-    #: Epochs on the curve, and the last of them.
+    #: Number of epochs on the curve.
     rows: int
-    last_row: Mapping[str, Any] | None
-    #: Why it failed, or which of its files is damaged and how.
+    #: Why it failed, or which of its files is damaged.
     problem: str
-    #: When one of its files last changed, in seconds since 1970.
+    #: When its files last changed, in seconds since 1970.
     changed: float
 
-    @property
-    def stepsizes_path(self) -> Path:
-        """Its stepsize records, where that file exists."""
-        return self.path / STEPSIZES
+
+def holds_runs(path: Path) -> bool:
+    """Whether :func:`scan` can read it: a folder of runs, or an archive of them."""
+    return path.is_dir() or is_archive(path)
 
 
 def scan(out: str | os.PathLike[str]) -> list[RunRecord]:
-    """All runs under ``out`` by key, also those that are damaged. Only reads; a running run is not disturbed."""
-    records = []
+    """All runs in a folder, its archives among them, or in one archive; by key, damaged ones too. Only reads."""
     try:
-        with os.scandir(out) as entries:
-            folders = sorted(Path(entry) for entry in entries if _is_folder(entry))
+        places = [Path(out)] if is_archive(Path(out)) else [Path(out, name) for name in os.listdir(out)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"{out} cannot be listed: {error.strerror or error}") from error
-    for folder in folders:
-        if _KEY.fullmatch(folder.name) or os.path.lexists(folder / SPEC):
-            with suppress(FileNotFoundError):  # removed while we look
-                records.append(read_run(folder))
-    return records
+    records = []
+    for place in places:
+        with suppress(FileNotFoundError):  # removed while it is read
+            if is_archive(place):
+                records += _read_archived(place)
+            elif _is_run(place):
+                records.append(read_run(place))
+    return sorted(records, key=lambda record: record.path.name)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_run(path: Path) -> bool:
     try:
-        return entry.is_dir()
+        return stat.S_ISDIR(os.stat(path).st_mode) and bool(_KEY.fullmatch(path.name) or os.path.lexists(path / SPEC))
+    except FileNotFoundError:
+        return False
     except OSError:
-        return True  # a loop of links: whoever reads it says so
+        return bool(_KEY.fullmatch(path.name))  # a loop of links: reading it gives the reason
+
+
+def _read_archived(path: Path) -> list[RunRecord]:
+    try:
+        keys = {name.partition("/")[0] for name in read_archive(path)}
+    except StoreError as error:
+        return [RunRecord(path, "damaged", None, None, 0, one_line(error), os.lstat(path).st_mtime)]
+    return [read_run(path / key) for key in keys]
 
 
 def read_run(path: Path) -> RunRecord:
-    """What one run's folder shows."""
-    # before its files are read: what a holder that ends in between has written is all there then
+    """Read one run."""
+    # before its files: if the holder ends in between, all its files are read as it left them
     held = is_held(path / LOCK)
     changed = _changed(path)
     state: State
@@ -84,12 +104,12 @@ def read_run(path: Path) -> RunRecord:
     rows: list[dict[str, Any]] = []
     try:
         spec = _spec_of(path, held)
-        result = read_result(path)  # before the curve, which is complete where this is there
+        result = read_result(path)  # before the curve, which is complete if there is a result
         failed = read_object(path / FAILED)
-        rows, torn = _rows_of(path)
+        rows, torn = read_rows(path)
         if result is not None:
             state = result["state"]
-            _check_complete(path, spec, result, rows, torn)
+            check_complete(path, spec, result, rows, torn)
         elif held:
             state = "running"
         elif failed is not None:
@@ -98,16 +118,16 @@ def read_run(path: Path) -> RunRecord:
             state = "stopped"
     except StoreError as error:
         state, result, problem = "damaged", None, one_line(str(error).removeprefix(f"{path}{os.sep}"))
-    return RunRecord(path, state, spec, result, len(rows), rows[-1] if rows else None, problem, changed)
+    return RunRecord(path, state, spec, result, len(rows), problem, changed)
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's curve. A last line without its end is being written, or was cut off, and is left out."""
-    return _rows_of(path)[0]
+    """The rows of a run's curve. An incomplete last line is being written, or was cut off, and is ignored."""
+    return read_rows(path)[0]
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """A run's result; None where it has yet to end."""
+    """A run's result; None if the run has not ended."""
     result = read_object(path / RESULT)
     if result is not None and result.get("state") not in DONE:
         raise StoreError(f"{path / RESULT} is damaged: its state is {result.get('state')!a}")
@@ -115,7 +135,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
-    """The environments of the processes that worked on a run, in their order."""
+    """The environments of the processes that trained a run, in their order."""
     content = read_object(path / ENV)
     sessions = [] if content is None else content.get("sessions")
     if not isinstance(sessions, list) or not all(isinstance(each, dict) for each in sessions):
@@ -127,7 +147,7 @@ def _spec_of(path: Path, held: bool) -> RunSpec | None:
     content = read_object(path / SPEC)
     if content is None:
         if held:
-            return None  # just being made
+            return None  # being created
         raise StoreError(f"{path / SPEC} is not there: stopped before it began, or not a run's folder")
     try:
         check_spec(content)
@@ -135,20 +155,20 @@ def _spec_of(path: Path, held: bool) -> RunSpec | None:
         key = spec.key
     except (ValueError, TypeError) as error:
         raise StoreError(f"{path / SPEC} is damaged, or of another version: {error}") from None
-    if key != path.name:  # a copy would count as one run more
+    if key != path.name:  # a copy would count as another run
         raise StoreError(f"{path / SPEC} belongs in a folder named {key}: copied, renamed or edited")
     return spec
 
 
-def _rows_of(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of the curve, and whether a line without its end comes after them."""
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of the curve, and whether an incomplete line follows them."""
     content = read_regular(path / CURVE, CURVE_LIMIT)
     if content is None:
         return [], False
     *lines, rest = content.split(b"\n")
     try:
         try:
-            rows = parse_json(b"[%s]" % b",".join(lines))  # in one go: less than half the time of line by line
+            rows = parse_json(b"[%s]" % b",".join(lines))  # twice as fast as line by line
             whole = len(rows) == len(lines) and all(type(row) is dict for row in rows)
         except ValueError:
             whole = False
@@ -168,14 +188,10 @@ def _is_row(line: bytes) -> bool:
         return False
 
 
-def check_complete(path: Path, spec: RunSpec, result: Mapping[str, Any]) -> None:
-    """StoreError if the curve of a run that ended is not all there, or does not give its result."""
-    _check_complete(path, spec, result, *_rows_of(path))
-
-
-def _check_complete(
+def check_complete(
     path: Path, spec: RunSpec | None, result: Mapping[str, Any], rows: list[dict[str, Any]], torn: bool
 ) -> None:
+    """StoreError if the curve of a run that ended is incomplete, or does not give its result."""
     if result["state"] == "finished":
         if len(rows) != result.get("epochs"):
             counted = one_line(ascii(result.get("epochs")), 40)
@@ -194,7 +210,7 @@ def _changed(path: Path) -> float:
     times = []
     with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
-            if entry.name != LOCK:  # written also by who finds the run finished and leaves
-                with suppress(OSError):  # a running run renames and removes
+            if entry.name != LOCK:  # written even if the run is found finished
+                with suppress(OSError):  # a running run renames and removes files
                     times.append(entry.stat(follow_symlinks=False).st_mtime)
-    return max(times, default=os.lstat(path).st_mtime)
+    return max(times) if times else os.lstat(path.parent if is_archive(path.parent) else path).st_mtime

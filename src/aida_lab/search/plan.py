@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aida_lab.external import source_of
-from aida_lab.parsing import SettingError
-from aida_lab.request import Order
+from aida_lab.parsing import UsageError
+from aida_lab.request import RunRequest
 from aida_lab.search.space import Configuration, Space, as_text, space_of
 from aida_lab.spec import Metric, RunSpec
 
@@ -28,7 +28,7 @@ class Plan:
     """Made by :func:`plan_of`, which settles the values of the space."""
 
     #: A search run, but for what is searched: one optimizer, one seed.
-    order: Order
+    request: RunRequest
     space: Space
     #: Seeds of the repetitions at the best configuration, and their epochs; None for the experiment's own number.
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def metric(self) -> Metric:
-        return self.order.experiment.metrics[self.base.variant]
+        return self.request.experiment.metrics[self.base.variant]
 
     @property
     def shortened(self) -> bool:
@@ -65,11 +65,11 @@ class Plan:
 
     def spec(self, configuration: Configuration) -> RunSpec:
         """The search run of a configuration."""
-        return replace(self.order, given={**self.order.given, **configuration}).specs()[0]
+        return replace(self.request, given={**self.request.given, **configuration}).specs()[0]
 
     def repetition(self, spec: RunSpec, seed: int) -> RunSpec:
         """A repetition at the configuration of a search run."""
-        epochs = self.order.experiment.epochs if self.repeat_epochs is None else self.repeat_epochs
+        epochs = self.request.experiment.epochs if self.repeat_epochs is None else self.repeat_epochs
         return replace(spec, seed=seed, epochs=epochs)
 
     def about(self) -> dict[str, Any]:
@@ -105,11 +105,13 @@ class Plan:
         return re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.base.experiment}-{self.method}-{end}")
 
 
-def plan_of(order: Order, optimizer: str, over: Mapping[str, tuple[Any, ...]] | None = None, **rest: Any) -> Plan:
-    """The search of an optimizer by runs as in ``order``; SettingError or LookupError where it makes no sense."""
-    order = replace(order, optimizers=(optimizer,))
-    bare = order.specs()[0]
-    rough = Plan(order, space_of(order.experiment, bare.optimizer, order.given, over), **rest)
+def plan_of(
+    request: RunRequest, optimizer: str, over: Mapping[str, tuple[Any, ...]] | None = None, **rest: Any
+) -> Plan:
+    """The search of an optimizer by runs as in ``request``; UsageError or LookupError where it makes no sense."""
+    request = replace(request, optimizers=(optimizer,))
+    bare = request.specs()[0]
+    rough = Plan(request, space_of(request.experiment, bare.optimizer, request.given, over), **rest)
     first = rough.space.grid()[0]
     # as the optimizer takes them, so that lr=1 and lr=1.0 are one search
     sets = {
@@ -118,11 +120,11 @@ def plan_of(order: Order, optimizer: str, over: Mapping[str, tuple[Any, ...]] | 
     }
     plan = replace(rough, space=Space(sets))
     if plan.wanted == 1:  # nothing to choose by a shortened run: its search is one of the repetitions
-        plan = replace(plan, order=replace(order, epochs=plan.repeat_epochs))
+        plan = replace(plan, request=replace(request, epochs=plan.repeat_epochs))
     if plan.sampler == "tpe" and not plan.space.ranges():
-        raise SettingError(
+        raise UsageError(
             f"--sampler tpe: nothing between two numbers can be tried for {plan.method} on "
-            f"{order.experiment.name}; give it such a set (--over lr=0.1,0.001), or leave the sampler out"
+            f"{request.experiment.name}; give it such a set (--over lr=0.1,0.001), or leave the sampler out"
         )
     return plan
 

@@ -1,4 +1,4 @@
-"""What is searched: a set of values for each hyper-parameter, and the configurations they make."""
+"""The search space: a set of values per hyper-parameter, and the configurations they form."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from aida.catalog import catalog
-from aida_lab.parsing import SettingError, parse_settings
+from aida_lab.parsing import UsageError, parse_values
 from aida_lab.spec import Experiment
 
-#: Values by hyper-parameter.
+#: One value per hyper-parameter.
 Configuration = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Space:
-    """Sets of values by hyper-parameter; without any there is one configuration, the tuned values."""
+    """Sets of values by hyper-parameter; an empty space has one configuration, the tuned values."""
 
     sets: Mapping[str, tuple[Any, ...]]
 
@@ -27,11 +27,11 @@ class Space:
         object.__setattr__(self, "sets", MappingProxyType(dict(self.sets)))
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every configuration, the last hyper-parameter changing fastest."""
+        """Return every configuration; the last hyper-parameter changes fastest."""
         return [dict(zip(self.sets, values, strict=True)) for values in itertools.product(*self.sets.values())]
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The ends of each set that has two different positive numbers: what lies between them can be tried too."""
+        """Return the ends of each set of positive numbers that differ; a sampler can try values between them."""
         found = {}
         for name, values in self.sets.items():
             if all(type(value) in (int, float) and value > 0 for value in values) and len(set(values)) > 1:
@@ -40,7 +40,7 @@ class Space:
 
 
 def as_text(configuration: Configuration) -> str:
-    """One text for equal configurations."""
+    """Return a text that is the same for equal configurations."""
     return json.dumps(dict(configuration), sort_keys=True)
 
 
@@ -50,30 +50,29 @@ def space_of(
     given: Mapping[str, Any] | None = None,
     over: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Space:
-    """The paper's sets for an optimizer, less what is ``given``; sets ``over`` which to search replace its own."""
+    """Return the paper's sets for an optimizer without the values ``given``; sets in ``over`` replace the paper's."""
     given, over = given or {}, over or {}
     if both := sorted(set(given) & set(over)):
-        raise SettingError(f"--set and --over both name {', '.join(both)}: a value is fixed or searched; keep one")
+        raise UsageError(f"--set and --over both name {', '.join(both)}: a value is either fixed or searched; keep one")
     paper = {} if ":" in optimizer else experiment.searched(optimizer)
     return Space({name: values for name, values in {**paper, **over}.items() if name not in given})
 
 
 def parse_sets(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """``["eps=1e-8,1e-9"]`` as ``{"eps": (1e-8, 1e-9)}``."""
+    """Parse ``["eps=1e-8,1e-9"]`` to ``{"eps": (1e-8, 1e-9)}``."""
     try:
-        found = parse_settings(texts)
-    except SettingError as error:
-        raise SettingError(str(error).replace("--set", "--over")) from None
+        found = parse_values(texts)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--set", "--over")) from None
     sets = {name: value if isinstance(value, tuple) else (value,) for name, value in found.items()}
     for name, values in sets.items():
         if not values:
-            raise SettingError(f"--over {name}=(): a set of no values; write them as {name}=V1,V2")
+            raise UsageError(f"--over {name}=(): the set is empty; write it as {name}=V1,V2")
     return sets
 
 
 def methods_of(experiment: Experiment) -> tuple[str, ...]:
-    """The methods of the experiment's table; where it has none, those with values for it."""
+    """Return the methods of the experiment's table; without a table, those that the experiment has values for."""
     if experiment.paper:
         return tuple(experiment.paper)
-    tuned = [entry.name for entry in catalog().values() if experiment.name in entry.tuned]
-    return tuple(method for name in tuned for method in (("aida-k1", "aida-k2") if name == "aida" else (name,)))
+    return ("aida-k1", "aida-k2", *(name for name in catalog() if name in experiment.tuning and name != "aida"))

@@ -145,8 +145,9 @@ def _url(address: str) -> Any:
 
 
 def _is_torn(address: str, url: Any) -> bool:
-    """Whether a part of the password may have become the host's or the database's name."""
-    return "@" in f"{url.host}{url.database}" or "?" in address.rpartition("@")[0]
+    """Whether a password, or a part of one, may have become a name: of the user, the host or the database."""
+    names = f"{url.username}{url.host}{url.database}"
+    return "@" in names or "=" in names or "?" in address.rpartition("@")[0]
 
 
 def _secrets(url: Any) -> set[str]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from aida_lab.data.images import ImageSplits
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 from aida_lab.tasks.descent import descend
 
 #: Pixels of black around an image before the random crop.
@@ -66,7 +66,7 @@ class Classification:
 
     def __init__(
         self,
-        setting: Setting,
+        context: TaskContext,
         model: nn.Module,
         splits: ImageSplits,
         mean: tuple[float, ...],
@@ -75,22 +75,22 @@ class Classification:
         augment: bool,
         white: float = 255.0,
     ) -> None:
-        self._setting, self._spec, self._device = setting, setting.spec, setting.device
-        self._on_gpu = setting.device.type == "cuda"
-        self._model = model.to(setting.device)
+        self._context, self._spec, self._device = context, context.spec, context.device
+        self._on_gpu = context.device.type == "cuda"
+        self._model = model.to(context.device)
         self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.modules: Mapping[str, nn.Module] = {"model": self._model}
         self._augment = augment
         self._padding = PADDING if augment else 0
         self._size = splits.train.pixels.shape[-1]
         around = (0, 0, *(self._padding,) * 4)
-        self._padded = functional.pad(splits.train.pixels.permute(0, 2, 3, 1).to(setting.device), around)
-        self._labels = splits.train.labels.to(setting.device)
-        self._test_pixels = splits.test.pixels.to(setting.device, memory_format=torch.channels_last)
-        self._test_labels = splits.test.labels.to(setting.device)
+        self._padded = functional.pad(splits.train.pixels.permute(0, 2, 3, 1).to(context.device), around)
+        self._labels = splits.train.labels.to(context.device)
+        self._test_pixels = splits.test.pixels.to(context.device, memory_format=torch.channels_last)
+        self._test_labels = splits.test.labels.to(context.device)
         # of bytes: (pixel / white - mean) / std
-        self._mean = torch.tensor(mean, device=setting.device).view(-1, 1, 1) * white
-        self._scale = 1 / (torch.tensor(std, device=setting.device).view(-1, 1, 1) * white)
+        self._mean = torch.tensor(mean, device=context.device).view(-1, 1, 1) * white
+        self._scale = 1 / (torch.tensor(std, device=context.device).view(-1, 1, 1) * white)
         self._crops: Crops | None = None
         self._epoch_pixels: Tensor | None = None
         self._epoch_labels = self._labels
@@ -150,7 +150,7 @@ class Classification:
 
     def _logits(self, pixels: Tensor) -> Tensor:
         images = (pixels.float() - self._mean) * self._scale
-        with self._setting.autocast():
+        with self._context.autocast():
             logits: Tensor = self._model(images)
         return logits
 

@@ -18,7 +18,7 @@ from aida_lab.frechet.moments import Moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
 from aida_lab.frechet.pictures import as_saved
 from aida_lab.models.wgan import NOISE, Critic, Generator
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 
 #: λ of the gradient penalty.
 PENALTY = 10.0
@@ -34,18 +34,18 @@ _MEASURED = 128
 class WganGp:
     """Both networks, all of the training images on the device, and the network that measures."""
 
-    def __init__(self, setting: Setting) -> None:
-        spec = setting.spec
+    def __init__(self, context: TaskContext) -> None:
+        spec = context.spec
         if spec.compiled:
             raise ValueError(
                 "the gradient penalty is differentiated twice, which torch.compile cannot; train wgan-gp without it"
             )
-        self._setting, self._spec, self._device = setting, spec, setting.device
+        self._context, self._spec, self._device = context, spec, context.device
         # first what may be missing: a run must not find that out after its last epoch
-        self._network = _feature_network(setting)
-        self._pixels = images.cifar10(setting.data_root).train.pixels.to(setting.device)
-        self._critic = Critic().to(setting.device)
-        self._generator = Generator().to(setting.device)
+        self._network = _feature_network(context)
+        self._pixels = images.cifar10(context.data_root).train.pixels.to(context.device)
+        self._critic = Critic().to(context.device)
+        self._generator = Generator().to(context.device)
         self.modules: Mapping[str, nn.Module] = MappingProxyType({"critic": self._critic, "generator": self._generator})
         self._order = torch.empty(0, dtype=torch.long)
 
@@ -96,11 +96,11 @@ class WganGp:
 
     def _critic_step(self, real: Tensor, noise: Tensor, optimizer: Optimizer) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with self._setting.autocast(), torch.no_grad():
+        with self._context.autocast(), torch.no_grad():
             fake = self._generator(noise).float()
         mix = torch.rand(len(real), 1, 1, 1, device=real.device)
         between = (mix * real + (1.0 - mix) * fake).requires_grad_()
-        with self._setting.autocast():
+        with self._context.autocast():
             # three calls, not one on all images: each set is normalised by its own batch statistics
             estimate = self._critic(real).float().mean() - self._critic(fake).float().mean()
             scores = self._critic(between).float()
@@ -112,7 +112,7 @@ class WganGp:
         return loss.detach()
 
     def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
-        with self._setting.autocast():
+        with self._context.autocast():
             scores = self._critic(self._generator(noise).float())
         # gradients of the generator alone: those of the critic would be thrown away
         (-scores.float().mean()).backward(inputs=list(self._generator.parameters()))
@@ -126,7 +126,7 @@ class WganGp:
         content = hashlib.sha256(self._pixels.cpu().numpy().data).hexdigest()
         name = f"{self._network.name}-{content[:16]}.pt"
         origin = f"{self._network.name}: 64 x 64, as saved, of {content}"
-        folder = data_root(self._setting.data_root) / "frechet"
+        folder = data_root(self._context.data_root) / "frechet"
         return cached_moments(folder / name, origin, lambda: self._network.moments(_saved(self._pixels)))
 
     def _fake(self) -> Moments:
@@ -175,9 +175,9 @@ def _saved(pixels: Tensor) -> Iterator[Tensor]:
         yield as_saved(normalised(doubled(part)))
 
 
-def _feature_network(setting: Setting) -> FeatureNetwork:
-    if setting.spec.variant != "inception":
-        return efficientnet_lite0(setting.device)
-    if setting.inception is None:
+def _feature_network(context: TaskContext) -> FeatureNetwork:
+    if context.spec.variant != "inception":
+        return efficientnet_lite0(context.device)
+    if context.inception is None:
         raise ValueError("the variant 'inception' measures FID and needs the file of its weights: --inception FILE")
-    return inception_v3(setting.inception, setting.device)
+    return inception_v3(context.inception, context.device)

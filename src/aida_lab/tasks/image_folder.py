@@ -20,7 +20,7 @@ from aida_lab import distributed
 from aida_lab.data.batches import Batches, Pass, Views
 from aida_lab.data.folders import IMAGENET_MEAN, IMAGENET_STD, image_folder
 from aida_lab.data.sets import DataSet
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 from aida_lab.tasks.descent import descend
 
 
@@ -28,22 +28,22 @@ class ImageFolders:
     """Cross entropy over random crops of the "train" split; accuracy on the middles of the "val" split."""
 
     def __init__(
-        self, setting: Setting, model: nn.Module, data: DataSet, *, size: int = 224, shorter: int = 256
+        self, context: TaskContext, model: nn.Module, data: DataSet, *, size: int = 224, shorter: int = 256
     ) -> None:
-        self._setting, self._spec, self._device = setting, setting.spec, setting.device
-        self._folders = {split: image_folder(data, split, setting.data_root) for split in ("train", "val")}
-        on_gpu = setting.device.type == "cuda"
+        self._context, self._spec, self._device = context, context.spec, context.device
+        self._folders = {split: image_folder(data, split, context.data_root) for split in ("train", "val")}
+        on_gpu = context.device.type == "cuda"
         self._layout = torch.channels_last if on_gpu else torch.contiguous_format
-        self._model = model.to(setting.device)
+        self._model = model.to(context.device)
         self._model.to(memory_format=self._layout)  # type: ignore[call-overload] # torch leaves it out of its types
         self.modules: Mapping[str, nn.Module] = {"model": self._model}
         self._together: nn.Module = self._model
         if distributed.world() > 1:
-            self._together = DistributedDataParallel(self._model, device_ids=[setting.device] if on_gpu else None)
-        self._batches = Batches(Views(self._folders, self._spec.seed, size, shorter), setting.workers, pinned=on_gpu)
+            self._together = DistributedDataParallel(self._model, device_ids=[context.device] if on_gpu else None)
+        self._batches = Batches(Views(self._folders, self._spec.seed, size, shorter), context.workers, pinned=on_gpu)
         # of bytes: (pixel / 255 - mean) / std
-        self._mean = torch.tensor(IMAGENET_MEAN, device=setting.device).view(-1, 1, 1) * 255
-        self._scale = 1 / (torch.tensor(IMAGENET_STD, device=setting.device).view(-1, 1, 1) * 255)
+        self._mean = torch.tensor(IMAGENET_MEAN, device=context.device).view(-1, 1, 1) * 255
+        self._scale = 1 / (torch.tensor(IMAGENET_STD, device=context.device).view(-1, 1, 1) * 255)
         self._loss: Callable[[Tensor, Tensor, int], Tensor] = self._cross_entropy
         if self._spec.compiled:
             self._loss = torch.compile(self._cross_entropy, dynamic=False)
@@ -79,7 +79,7 @@ class ImageFolders:
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
-        distributed.take_from_main(self._model.buffers())
+        distributed.broadcast_tensors(self._model.buffers())
         self._model.eval()
         count = whole = len(self._folders["val"])
         if self._spec.limit is not None:
@@ -114,7 +114,7 @@ class ImageFolders:
 
     def _logits(self, model: nn.Module, pixels: Tensor) -> Tensor:
         images = ((pixels.float() - self._mean) * self._scale).contiguous(memory_format=self._layout)
-        with self._setting.autocast():
+        with self._context.autocast():
             logits: Tensor = model(images)
         return logits
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from aida_lab.data.text import batchify
 from aida_lab.models.lstm import AwdLstm
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 from aida_lab.tasks.descent import descend
 from aida_lab.tasks.perplexity import perplexity
 from aida_lab.tasks.reading import mean_loss
@@ -58,25 +58,25 @@ class LanguageTask:
     """An AWD-LSTM over columns of text.
 
     Args:
-        setting: where and how.
+        context: where and how.
         model: the network.
         train: word numbers of the text it learns from, in one row.
         measured: columns of text, ``(length, batch)``, by the name of their perplexity.
     """
 
-    def __init__(self, setting: Setting, model: AwdLstm, train: Tensor, measured: Mapping[str, Tensor]) -> None:
-        spec = setting.spec
+    def __init__(self, context: TaskContext, model: AwdLstm, train: Tensor, measured: Mapping[str, Tensor]) -> None:
+        spec = context.spec
         if spec.compiled:
             raise ValueError(
                 "compiled=True does nothing for an LSTM, whose time goes into cuDNN's calls; run it with compiled=False"
             )
         self._seed, self._limit = spec.seed, spec.limit
-        self._setting, self._device = setting, setting.device
-        self.model = model.to(setting.device)
+        self._context, self._device = context, context.device
+        self.model = model.to(context.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
-        self._train = batchify(train, spec.batch).to(setting.device)
+        self._train = batchify(train, spec.batch).to(context.device)
         longest = None if spec.limit is None else spec.limit * STRETCH + 1
-        self._measured = {name: columns[:longest].to(setting.device) for name, columns in measured.items()}
+        self._measured = {name: columns[:longest].to(context.device) for name, columns in measured.items()}
         # where the text has been read to: graphs write into these very tensors
         self._state = self.model.initial_state(spec.batch)
         self._epoch = -1
@@ -104,7 +104,7 @@ class LanguageTask:
         words, following = batch
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        with self._setting.autocast():
+        with self._context.autocast():
             out = self.model(words, self._state)
             entropy = functional.cross_entropy(out.logits.flatten(0, 1).float(), following.flatten())
             activation = out.dropped.pow(2).mean()
@@ -119,7 +119,7 @@ class LanguageTask:
 
     def evaluate(self, final: bool) -> Mapping[str, float]:
         self.model.eval()
-        with torch.no_grad(), self._setting.autocast():
+        with torch.no_grad(), self._context.autocast():
             losses = torch.stack([mean_loss(self.model, columns) for columns in self._measured.values()]).tolist()
         self.model.train()
         return {name: perplexity(loss) for name, loss in zip(self._measured, losses, strict=True)}

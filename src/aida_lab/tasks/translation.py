@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from aida_lab.data.translation import PAD, Pairs
 from aida_lab.models.layout import Layout
 from aida_lab.models.transformer import Transformer
-from aida_lab.task import Setting, stream
+from aida_lab.task import TaskContext, stream
 from aida_lab.tasks.descent import descend
 from aida_lab.tasks.packing import cells, first_fit
 from aida_lab.tasks.perplexity import perplexity
@@ -86,12 +86,12 @@ class Corpus:
 class TranslationTask:
     """A transformer over pairs of sentences."""
 
-    def __init__(self, setting: Setting, model: Transformer, train: Pairs, valid: Pairs) -> None:
-        spec = setting.spec
-        self._setting, self._spec, self._device = setting, spec, setting.device
-        self.model = model.to(setting.device)
+    def __init__(self, context: TaskContext, model: Transformer, train: Pairs, valid: Pairs) -> None:
+        spec = context.spec
+        self._context, self._spec, self._device = context, spec, context.device
+        self.model = model.to(context.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
-        self._train, self._valid = Corpus(train, setting.device), Corpus(valid, setting.device)
+        self._train, self._valid = Corpus(train, context.device), Corpus(valid, context.device)
         count = len(valid) if spec.limit is None else min(len(valid), spec.limit * spec.batch)
         self._valid_words = int(self._valid.lengths[:count, 1].sum())
         self._valid_batches = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
@@ -157,7 +157,7 @@ class TranslationTask:
 
     def _predict(self, corpus: Corpus, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and labels of every place, as ``source`` and ``target`` read them of the two grids."""
-        with self._setting.autocast():
+        with self._context.autocast():
             logits = self.model.logits(*_read(corpus.source, source), *_read(corpus.target, target))
         return logits.flatten(0, 1), corpus.target.flatten()[target + 1].flatten()
 

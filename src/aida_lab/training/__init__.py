@@ -1,1 +1,1 @@
-"""Training one run: the loop, its steps, its optimizers and the environment it runs in."""
+"""Train one run: the loop, its steps, its optimizers and its environment."""

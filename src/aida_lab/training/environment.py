@@ -1,4 +1,4 @@
-"""The machine a run is on: chosen, set up as the spec asks, and described."""
+"""The machine of a run: choose the device, configure torch, and record both."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from aida_lab.spec import RunSpec
 
 
 def choose_device(asked: str | None) -> torch.device:
-    """The device asked for, else a GPU where there is one."""
+    """The given device; by default a GPU if there is one."""
     if asked is None:
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(asked)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"--device {asked}: torch {torch.__version__} sees no CUDA device; use --device cpu")
-        # not torch.cuda.current_device(): that opens the device, and a process that only hands out work should not
+        # not torch.cuda.current_device(): it initializes CUDA, which a process that only starts workers should not
         return torch.device("cuda", device.index or 0)
     return device
 
 
 def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
-    """Precision, repeatability and threads as the run wants them; process-wide, as torch keeps them."""
+    """Set precision, determinism and threads for the run. In torch these settings are process-wide."""
     if threads is not None:
         torch.set_num_threads(threads)
-    # under bf16 what autocast leaves in float32, the recurrence of an LSTM, may use the tensor cores too
+    # under bf16, what autocast leaves in float32 (the recurrence of an LSTM) may use tensor cores, too
     tf32 = spec.precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    # Trying out which of cuDNN's algorithms is fastest would choose differently from run to run.
+    # cuDNN's benchmark mode may choose other algorithms in every run
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     if device.type == "cuda":
@@ -51,7 +51,7 @@ def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
 
 
 def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any]:
-    """What a reader needs to judge a run's numbers by; ``at_once`` is how many runs share the machine."""
+    """The environment, recorded with the run; ``at_once`` is how many runs share the machine."""
     gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
@@ -72,8 +72,8 @@ def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any
     }
 
 
-#: What may change a run's last bits, or more, where it goes on under another; with its place in a session.
-_TELLING = {
+#: What may change a run's numbers if it differs when the run is resumed; with its path in a session.
+_COMPARED = {
     "torch": ("versions", "torch"),
     "code": ("git",),
     "device": ("device",),
@@ -83,9 +83,9 @@ _TELLING = {
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs between two sessions of a run, as (before, now); what the first does not say is not compared."""
+    """What differs between two sessions of a run, as (before, now). What the first did not record is not compared."""
     found = {}
-    for name, place in _TELLING.items():
+    for name, place in _COMPARED.items():
         old, new = reduce(_part, place, before), reduce(_part, place, now)
         if old is not None and old != new and (name != "threads" or now["device_type"] == "cpu"):
             found[name] = (old, new)
@@ -105,10 +105,10 @@ def _version(package: str) -> str | None:
 
 @cache
 def _commit() -> str | None:
-    """The commit this package runs from, with a + where files differ from it; None where it is no checkout."""
+    """The commit of this checkout, with a + if files differ from it; None outside a checkout."""
     folder = Path(__file__).resolve().parent
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # a package inside somebody else's checkout
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # fails if installed inside another checkout
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""A run in memory: trained epoch by epoch, taken apart into a checkpoint and put together again."""
+"""The training loop of a run, epoch by epoch, and its state for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from aida.stepsizes import Record, StepsizeProbe
 from aida_lab.experiments import find_experiment
 from aida_lab.schedules import Restarted, WarmUp
 from aida_lab.spec import RunSpec
-from aida_lab.task import Setting
+from aida_lab.task import TaskContext
 from aida_lab.training.environment import choose_device, set_up
 from aida_lab.training.optimizers import LearningRate, build, can_be_captured
 from aida_lab.training.options import Options
-from aida_lab.training.steps import GraphSteps, PlainSteps, Steps
+from aida_lab.training.steps import GraphSteps, PlainSteps
 from aida_lab.training.switching import Switching, as_asgd
 
-#: Called after every step; what it raises ends the epoch where it is.
+#: Called after every step. An exception from it interrupts the epoch.
 AfterStep = Callable[[], None]
 
 
 class Training:
-    """One run: its task, optimizers and position. Building it seeds torch and sets process-wide switches."""
+    """One run: its task, optimizers and position. Creating it seeds torch and sets process-wide options."""
 
     def __init__(self, spec: RunSpec, options: Options) -> None:
         self.spec = spec
@@ -35,62 +35,57 @@ class Training:
         self.device = choose_device(options.device)
         set_up(spec, self.device, options.threads)
         torch.manual_seed(spec.seed)
-        setting = Setting(spec, self.device, options.data_root, options.inception, options.workers)
-        self.task = self.experiment.task(setting)
+        context = TaskContext(spec, self.device, options.data_root, options.inception, options.workers)
+        self.task = self.experiment.task(context)
         self._captured = self._captures(options.graph)
         declared = self.experiment.schedule
         self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
         rule = self.experiment.switches.get(spec.variant)
         self.switching = Switching(rule) if rule is not None and spec.optimizer == "sgd" else None
-        self._take_up(spec)
+        self._build_optimizers(spec)
         self.probes: list[StepsizeProbe] = []
-        self.epoch = 0  #: epochs completed
-        self.index = 0  #: steps taken in the current one
+        self.epoch = 0  #: completed epochs
+        self.index = 0  #: steps taken in the current epoch
         self.step = 0  #: steps taken in all
-        self.epoch_steps = 0  #: steps of the current epoch
+        self.epoch_steps = 0  #: steps of the current epoch in all
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._seconds = 0.0  # of the current epoch, before a break
-        self._began: float | None = None  # when this process began or went on with it
+        self._seconds = 0.0  # of the current epoch, before it was interrupted
+        self._began: float | None = None  # when this process started or resumed the epoch
 
-    def _take_up(self, spec: RunSpec) -> None:
-        """Train with the optimizer that ``spec`` names from now on."""
+    def _build_optimizers(self, spec: RunSpec) -> None:
         self.optimizers = {
             name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
-        self.steps: Steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
+        self.steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
 
     def _switch(self, at: int) -> None:
         self._schedule = Restarted(self._schedule, at)
-        self._take_up(as_asgd(self.spec))
+        self._build_optimizers(as_asgd(self.spec))
 
     def _captures(self, asked: bool | None) -> bool:
         possible = self.device.type == "cuda" and can_be_captured(self.spec)
         if asked and not possible:
-            reason = (
-                "needs a CUDA device"
-                if self.device.type != "cuda"
-                else f"needs an optimizer with capturable=True, which {self.spec.optimizer} has not"
-            )
-            raise ValueError(f"--graph {reason}; leave it out, and steps are taken plainly")
+            found = f"{self.spec.optimizer} on {self.device.type}"
+            raise ValueError(f"--graph needs a capturable optimizer on cuda, and this is {found}; leave --graph out")
         return possible if asked is None else asked
 
     @property
     def has_stepsizes(self) -> bool:
-        """Whether its optimizers adapt stepsizes; TypeError for one of which that is not known."""
+        """Whether its optimizers have adaptive stepsizes; TypeError if that is unknown."""
         return all(reading_for(optimizer).stepsize is not None for optimizer in self.optimizers.values())
 
     def probe(self, sink: Callable[[Record], object]) -> None:
-        """Measure stepsizes at every ``spec.probe_every``-th step."""
+        """Measure stepsizes every ``spec.probe_every`` steps."""
         several = len(self.optimizers) > 1
         for name, optimizer in self.optimizers.items():
             named = self.task.modules[name].named_parameters(name if several else "")
             probe = StepsizeProbe(optimizer, named, self.spec.probe_every, sink, weights_only=True)
-            probe.close()  # no hook sees a replayed graph: the loop asks for each measurement
+            probe.close()  # hooks do not run when a graph is replayed: the loop calls measure()
             self.probes.append(probe)
 
     def train_epoch(self, after_step: AfterStep = lambda: None) -> dict[str, Any]:
-        """Train to the end of the current epoch and measure; returns the curve's row."""
+        """Train to the end of the current epoch and evaluate; returns the row of the curve."""
         self._began = time.perf_counter()
         steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
         schedule, epochs = self._schedule, self.spec.epochs
@@ -109,7 +104,7 @@ class Training:
             except BaseException:
                 self._seconds, self._began = self._elapsed(), None
                 raise
-        loss = float(self._loss) / max(steps, 1)  # waits for the device
+        loss = float(self._loss) / max(steps, 1)  # synchronizes
         seconds = self._elapsed()
         self._began = None
         lr = self._lr.base * schedule.factor(self.epoch, self.step - 1, epochs)
@@ -132,11 +127,11 @@ class Training:
         }
 
     def _elapsed(self) -> float:
-        """Seconds of training in the current epoch, those before a break among them."""
+        """Training seconds of the current epoch, those before an interruption included."""
         return self._seconds + (time.perf_counter() - self._began if self._began is not None else 0.0)
 
     def state(self) -> dict[str, Any]:
-        """All that decides how the run goes on; plain values and tensors."""
+        """All that a run needs to resume, as plain values and tensors."""
         return {
             "epoch": self.epoch,
             "index": self.index,
@@ -151,7 +146,7 @@ class Training:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`, in a training that has taken no step yet."""
+        """Restore :meth:`state`, before the first step."""
         self.epoch, self.index, self.step = state["epoch"], state["index"], state["step"]
         self._loss.copy_(state["loss"])
         self._seconds = state["seconds"]
@@ -163,7 +158,7 @@ class Training:
                 self._switch(self.switching.at)
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self._lr.hold()
+        self._lr.attach()
         self.task.load_extra_state(state["task"])
         _set_random_state(state["random"], self.device)
 

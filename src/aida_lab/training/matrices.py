@@ -1,7 +1,7 @@
-"""An optimizer of matrices alone, such as torch's Muon, completed by AdamW for everything else.
+"""An optimizer for matrices only, such as torch's Muon, with AdamW for all other parameters.
 
-People who would pick Muon run it so: hidden matrices under Muon, biases, norms and convolutions under AdamW.
-One learning rate serves both: Muon's steps are scaled to the size of AdamW's unless ``adjust_lr_fn`` is set.
+This is how Muon is used: it updates matrices, and AdamW updates biases, norms and convolutions. Both have the same
+learning rate: Muon's steps are scaled to the size of AdamW's unless ``adjust_lr_fn`` is set.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def takes_matrices_alone(kind: type[Optimizer]) -> bool:
 
 
 class MatricesAndRest(Optimizer):
-    """Two optimizers behind one face; their groups are this one's groups."""
+    """Two optimizers as one; its groups are theirs."""
 
     def __init__(self, kind: Callable[..., Optimizer], params: Iterable[Tensor], **hyper: Any) -> None:
         params = list(params)
         matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim != 2]
         if not matrices:
-            raise ValueError("there is no matrix among the parameters, so nothing for an optimizer of matrices to do")
+            raise ValueError("this optimizer updates matrices only, and none of the parameters is one; choose another")
         super().__init__(params, {})
         first = kind(matrices, **{"adjust_lr_fn": "match_rms_adamw", **hyper})
         group = first.param_groups[0]
@@ -49,4 +49,4 @@ class MatricesAndRest(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._join()  # loading gives each part new groups
+        self._join()  # loading replaces the groups of each part

@@ -1,4 +1,4 @@
-"""The optimizers of a run: built from its spec, and their learning rates set by the loop."""
+"""Build the optimizers of a run from its spec, and set their learning rate."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from torch.optim import Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
-from aida_lab.external import outside
+from aida_lab.external import import_optimizer
 from aida_lab.spec import RunSpec
 from aida_lab.training.matrices import MatricesAndRest, takes_matrices_alone
 
 
 def optimizer_class(spec: RunSpec) -> type[Optimizer]:
     """The class a spec names."""
-    return outside(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
+    return import_optimizer(spec.optimizer) if ":" in spec.optimizer else find(spec.optimizer).optimizer
 
 
 def can_be_captured(spec: RunSpec) -> bool:
-    """Whether its step can be part of a CUDA graph: it keeps its counters, and takes its lr, on the device."""
+    """Whether a CUDA graph can capture its step: its counters and its lr are on the device."""
     kind = optimizer_class(spec)
-    # torch's SGD counts nothing, and its fused form reads lr on the device
+    # torch's SGD has no counters, and its fused form reads lr on the device
     return "capturable" in _arguments(kind) or kind is torch.optim.SGD
 
 
 def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Optimizer:
     """The optimizer of a spec.
 
-    On a GPU in the form that a CUDA graph can hold, wherever there is one: a step taken plainly then gives
-    the same numbers as a recorded one, to the last bit.
+    On a GPU it is capturable if possible, so that an eager step and a captured one give the same bits.
     """
     kind = optimizer_class(spec)
     accepted = _arguments(kind)
-    # JSON has no tuples, and betas are one
+    # JSON has no tuples, and betas must be one
     hyper: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in spec.hyper.items()
     }
     if device.type == "cuda" and kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        hyper.setdefault("fused", True)  # the fastest of its paths; the catalog's own choose by themselves
+        hyper.setdefault("fused", True)  # torch's fastest path; the optimizers of the catalog choose their own
     if device.type == "cuda" and can_be_captured(spec):
         if "capturable" in accepted:
             hyper["capturable"] = True
@@ -52,8 +51,8 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if takes_matrices_alone(kind) else kind
     optimizer = make(params, **hyper)
     if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
-        # A dozen passes over memory become one; the others have kernels of their own. There are no loops to reorder
-        # in a step, and torch 2.11 stumbles over the attempt where tensors are updated together.
+        # A dozen passes over memory become one; the other optimizers have their own kernels. A step has no loops to
+        # reorder, and torch 2.11 fails to reorder them if tensors are updated together.
         optimizer.step = torch.compile(  # type: ignore[assignment, method-assign]
             optimizer.step, dynamic=False, options={"loop_ordering_after_fusion": False}
         )
@@ -61,7 +60,7 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
 
 
 class LearningRate:
-    """Sets the learning rate of all groups: in place where a CUDA graph reads it, else as a number."""
+    """Sets the learning rate of all groups: in place if a CUDA graph reads it, else as a number."""
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self._optimizers = list(optimizers)
@@ -69,10 +68,10 @@ class LearningRate:
         self._tensor = first if isinstance(first, Tensor) else None
         self.base = float(first)
         self._value: float | None = None
-        self.hold()
+        self.attach()
 
-    def hold(self) -> None:
-        """Put our own tensor into the groups: at first, and after a checkpoint brought others."""
+    def attach(self) -> None:
+        """Put the lr tensor into all groups; again after a checkpoint replaced it."""
         self._value = None
         if self._tensor is not None:
             for optimizer in self._optimizers:

@@ -1,4 +1,4 @@
-"""How a run is carried out, beside what it is."""
+"""Options of a run that do not define it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is carried out: nothing here decides its numbers, but for the last bits (see ``threads``)."""
+    """How a run is executed. Nothing here changes its numbers, except for the last bits (see ``threads``)."""
 
-    device: str | None = None  #: None: a GPU where there is one
+    device: str | None = None  #: None: a GPU if there is one
     data_root: Path | None = None
     inception: Path | None = None
     workers: int = 4
-    graph: bool | None = None  #: None: CUDA graphs wherever they are possible
+    graph: bool | None = None  #: None: CUDA graphs if possible
     checkpoint_seconds: float = 30.0
-    threads: int | None = None  #: on a CPU, sums are split among them: another number rounds otherwise
-    at_once: int = 1  #: runs side by side, this one among them
+    threads: int | None = None  #: on a CPU, sums are split among threads: another number of them rounds differently
+    at_once: int = 1  #: how many runs train at the same time
     tensorboard: bool = False

@@ -1,6 +1,6 @@
-"""What decides a run's numbers beside its spec: the data, and the code of an optimizer that is not of the catalog.
+"""What decides a run's numbers besides its spec: the data, and the code of an optimizer outside the catalog.
 
-It is kept in the run's record. A run that was made of something else is trained again.
+Checksums of both are recorded with the run. A run whose data or code changed is trained again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""One run from its spec to its result: begun, gone on with, or found done.
+"""Train one run from its spec to its result: start it, resume it, or find it done.
 
-A run saves itself every so often, and before it gives way to Ctrl-C; killed at any moment it goes on from
-the last checkpoint and ends as it would have ended.
+A run saves checkpoints at intervals and before it stops on Ctrl-C. If it is killed at any moment, it resumes from the
+last checkpoint and ends with the same result.
 """
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,9 +20,11 @@ from aida.stepsizes import JsonLines, Record, TensorBoard
 from aida_lab import distributed
 from aida_lab.events import Event, Kind, Listener
 from aida_lab.experiments import find_experiment
+from aida_lab.runs.checks import best_and_last
+from aida_lab.runs.records import STEPSIZES
 from aida_lab.runs.store import RunFolder, writing
 from aida_lab.spec import Metric, RunSpec
-from aida_lab.stopping import asked
+from aida_lab.stopping import Stop
 from aida_lab.training.environment import changes, choose_device, describe
 from aida_lab.training.loop import Training
 from aida_lab.training.options import Options
@@ -32,13 +32,13 @@ from aida_lab.training.provenance import changed_since, provenance
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong
-    """Somebody asked the run to stop, and it saved itself first."""
+    """The run was asked to stop, and saved a checkpoint first."""
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda event: None) -> Mapping[str, Any]:
-    """Train a run, or go on with it; returns its result, also where it is already there.
+    """Train or resume a run; returns its result. A finished run is not trained again.
 
-    Under torchrun all processes call this together: one of them has the folder, the others follow it.
+    Under torchrun all processes call this together. Rank 0 alone opens the folder.
     """
     with ExitStack() as stack:
         device = distributed.join(choose_device(options.device))
@@ -47,40 +47,38 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
                 raise ValueError(
                     f"{spec.experiment} trains in one process; start it without torchrun, --jobs N trains several runs"
                 )
-            options = replace(options, graph=False)  # an all-reduce of gradients is not recorded
+            options = replace(options, graph=False)  # the all-reduce of gradients is not captured
         folder = stack.enter_context(RunFolder.open(out, spec)) if distributed.is_main() else None
         if folder is not None and (changed := changed_since(spec, folder.sessions(), options.data_root)):
-            folder.begin_again()
-            text = f"{changed}: trained again, and what was there is in {folder.path / 'before'}"
+            folder.restart()
+            text = f"{changed}: trained again; the earlier files are in {folder.path / 'before'}"
             listen(Event("note", spec.key, text=text))
-        done = distributed.said_by_main(folder.result if folder is not None else None)
+        done = distributed.broadcast(folder.result if folder is not None else None)
         if done is not None:
             listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=done, text="already done"))
             return dict(done)
         stack.enter_context(own_stream(device))
-        stop = stack.enter_context(_stop_signals())
-        return _Run(spec, folder, replace(options, device=str(device)), listen, stop).carry_out()
+        stop = stack.enter_context(Stop())
+        return _Run(spec, folder, replace(options, device=str(device)), listen, stop).train()
 
 
 class _Run:
-    """A run under way; ``folder`` is None in a process that only follows."""
+    """A run that trains. ``folder`` is None on every rank but 0."""
 
-    def __init__(
-        self, spec: RunSpec, folder: RunFolder | None, options: Options, listen: Listener, stop: threading.Event
-    ) -> None:
+    def __init__(self, spec: RunSpec, folder: RunFolder | None, options: Options, listen: Listener, stop: Stop) -> None:
         self._spec, self._folder, self._options, self._listen, self._stop = spec, folder, options, listen, stop
         self._saved_at = time.monotonic()
 
-    def carry_out(self) -> Mapping[str, Any]:
+    def train(self) -> Mapping[str, Any]:
         self._training = training = Training(self._spec, self._options)
         state = None
         if self._folder is not None:
             state = self._folder.load()
-            self._begin_session(self._folder, goes_on=state is not None)
-        state = distributed.said_by_main(state)
+            self._begin_session(self._folder, resumed=state is not None)
+        state = distributed.broadcast(state)
         if state is not None:
             training.load(state)
-        self._say("started", text=f"goes on at epoch {training.epoch}" if state is not None else "")
+        self._say("started", text=f"resumed at epoch {training.epoch}" if state is not None else "")
         with ExitStack() as sinks:
             if self._spec.probe_every and self._folder is not None:
                 self._attach_probe(self._folder, sinks)
@@ -90,26 +88,26 @@ class _Run:
                     self._folder.append_row(row)
                 self._say("epoch", row)
                 if training.switching is not None and training.switching.at == training.epoch:
-                    self._say("note", text=f"SGD gives way to ASGD after epoch {training.epoch}")
+                    self._say("note", text=f"SGD is replaced by ASGD after epoch {training.epoch}")
                 if not math.isfinite(row["loss"]):
                     return self._finish("diverged", f"the loss was {row['loss']} in epoch {row['epoch']}")
                 if training.epoch < self._spec.epochs:
                     self._save_if_due()
-                    self._give_way()
+                    self._stop_if_asked()
         return self._finish("finished")
 
-    def _begin_session(self, folder: RunFolder, goes_on: bool) -> None:
-        """Keep with the run what decides its numbers beside its spec, and what of it changed since it was stopped."""
+    def _begin_session(self, folder: RunFolder, resumed: bool) -> None:
+        """Record what decides the run's numbers besides its spec, and what of it changed since it was stopped."""
         training, options = self._training, self._options
         now = {
             **describe(training.device, training.steps.name, options.at_once),
             **provenance(self._spec, options.data_root),
         }
         before = folder.sessions()
-        changed = changes(before[-1], now) if before and goes_on else {}
+        changed = changes(before[-1], now) if before and resumed else {}
         folder.begin_session({**now, **({"changed": changed} if changed else {})})
         for name, (old, new) in changed.items():
-            self._say("note", text=f"goes on with other {name}: {old} before, {new} now; its numbers may differ")
+            self._say("note", text=f"resumed with other {name}: {old} before, {new} now; its numbers may differ")
 
     def _after_step(self) -> None:
         training = self._training
@@ -118,7 +116,7 @@ class _Run:
         if training.index < training.epoch_steps:
             if self._options.checkpoint_seconds:  # 0: after every epoch
                 self._save_if_due()
-            self._give_way()
+            self._stop_if_asked()
 
     def _save_if_due(self) -> None:
         if time.monotonic() - self._saved_at >= self._options.checkpoint_seconds:
@@ -129,29 +127,29 @@ class _Run:
             self._folder.save(self._training.state(), self._training.step)
         self._saved_at = time.monotonic()
 
-    def _give_way(self) -> None:
-        if distributed.any_of_us(self._stop.is_set(), self._training.device):
+    def _stop_if_asked(self) -> None:
+        if distributed.any_rank(self._stop.asked, self._training.device):
             self._save()
-            raise Interrupted(f"run {self._spec.key} was stopped and saved; the same command goes on with it")
+            raise Interrupted(f"run {self._spec.key} was stopped and saved; the same command resumes it")
 
     def _finish(self, state: str, reason: str = "") -> Mapping[str, Any]:
         result: dict[str, Any] = {}
         if self._folder is not None:
             metric = self._training.experiment.metrics[self._spec.variant]
-            result = summarise(state, metric, self._folder.rows(), reason)
+            result = result_of(state, metric, self._folder.rows(), reason)
             self._folder.finish(result)
-        result = distributed.said_by_main(result)
+        result = distributed.broadcast(result)
         self._say("diverged" if state == "diverged" else "finished", result, reason)
         return result
 
     def _attach_probe(self, folder: RunFolder, sinks: ExitStack) -> None:
         try:
             if not self._training.has_stepsizes:
-                return  # one of SGD's kind: nothing to record
+                return  # such as SGD: nothing to record
         except TypeError as error:
             self._say("note", text=f"no stepsizes are recorded: {error}")
             return
-        path = folder.stepsizes_path
+        path = folder.path / STEPSIZES
         log = JsonLines(path)
         board = TensorBoard(folder.path / "tensorboard") if self._options.tensorboard else None
 
@@ -164,7 +162,7 @@ class _Run:
         def close() -> None:
             if board is not None:
                 board.close()
-            with writing(path):  # what a full disk refused before, it refuses again
+            with writing(path):  # writes again what a full disk refused
                 log.close()
 
         sinks.callback(close)
@@ -174,66 +172,31 @@ class _Run:
         self._listen(Event(kind, self._spec.key, self._training.epoch, self._spec.epochs, row=row or {}, text=text))
 
 
-def summarise(state: str, metric: Metric, rows: list[dict[str, Any]], reason: str = "") -> dict[str, Any]:
-    """The result of a run by its curve; nothing in it depends on time or on how often the run was broken off."""
-    best: float | None = None
-    best_epoch = None
-    for row in rows:
-        value = row.get(metric.key)
-        if value is not None and metric.improves(value, best):
-            best, best_epoch = value, row["epoch"]
+def result_of(state: str, metric: Metric, rows: list[dict[str, Any]], reason: str = "") -> dict[str, Any]:
+    """The result of a run from its curve. It does not depend on time, or on how often the run was interrupted."""
+    best, best_epoch, last = best_and_last(metric, rows)
+    row = rows[-1] if rows else {}
     ours = ("epoch", "step", "lr", "loss", "seconds", "eval_seconds")
-    last = rows[-1] if rows else {}
     return {
         "state": state,
         "metric": metric.key,
         "better": metric.better,
         "best": best,
         "best_epoch": best_epoch,
-        "last": last.get(metric.key),
-        "epochs": last.get("epoch", 0),
-        "steps": last.get("step", 0),
-        "loss": last.get("loss"),
-        "values": {key: value for key, value in last.items() if key not in ours},
+        "last": last,
+        "epochs": row.get("epoch", 0),
+        "steps": row.get("step", 0),
+        "loss": row.get("loss"),
+        "values": {key: value for key, value in row.items() if key not in ours},
         **({"reason": reason} if reason else {}),
     }
 
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """All work of a run on a stream of its own: the default one can't be recorded."""
+    """Put all work of a run on its own stream: the default stream cannot be captured."""
     if device.type != "cuda":
         yield
         return
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         yield
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; the second ends the process as ever. Only in the main thread."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: Any) -> None:
-        second = stop.is_set()
-        stop.set()
-        # who waits for the run must know too: it may be past the point where it gives way
-        outer = before[number]
-        if callable(outer) and outer is not signal.default_int_handler:
-            outer(number, frame)
-        if second:
-            raise KeyboardInterrupt
-
-    for number in before:
-        signal.signal(number, ask)
-    if asked():
-        stop.set()  # while the run was being opened
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

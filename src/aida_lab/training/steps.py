@@ -1,8 +1,7 @@
-"""How a step of a task is taken: plainly, or as a CUDA graph that was recorded once.
+"""Training steps: eager, or captured once as a CUDA graph and replayed.
 
-Both give the same numbers. A graph is recorded for each kind of step after it was taken plainly a few
-times: these are steps of the run like any other, and they make the optimizer's state, cuDNN's plans and
-compiled code that a recording must find ready.
+Both give the same numbers. Each kind of step is captured after a few eager steps. These are steps of the run like all
+others; they create the optimizer's state, cuDNN's plans and the compiled code, which a capture requires.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from torch.optim import Optimizer
 
 from aida_lab.task import Task
 
-#: Plain steps of a kind before it is recorded; a kind that comes less often is not worth a recording.
+#: Eager steps of a kind before it is captured. A kind that occurs less often is never captured.
 PLAIN_STEPS = 3
 
 
 class PlainSteps:
-    """Each step as it is written."""
+    """Eager steps."""
 
     name = "plain"
 
@@ -32,47 +31,50 @@ class PlainSteps:
         self._task, self._optimizers = task, optimizers
 
     def __call__(self, kind: str, batch: tuple[Tensor, ...]) -> Tensor:
-        return _plain_step(self._task, kind, batch, self._optimizers)
+        with warnings.catch_warnings():
+            # torch warns if a capturable optimizer is not captured: it will be, or it must give the same bits
+            warnings.filterwarnings("ignore", message=".*capturable=True.*")
+            return self._task.step(kind, batch, self._optimizers)
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _Capture:
     graph: Any
     inputs: tuple[Tensor, ...]
     loss: Tensor
-    #: Where this graph writes its gradients: each graph has its own places.
+    #: The parameters and their gradients. Each graph writes to its own gradient tensors.
     grads: list[tuple[Tensor, Tensor | None]]
 
 
-class GraphSteps:
-    """Each kind of step recorded once and replayed: the host launches one graph instead of hundreds of kernels."""
+class GraphSteps(PlainSteps):
+    """Each kind of step captured once and replayed: the host launches one graph instead of hundreds of kernels."""
 
     name = "graph"
 
     def __init__(self, task: Task, optimizers: Mapping[str, Optimizer]) -> None:
-        self._task, self._optimizers = task, optimizers
-        self._recordings: dict[str, _Recording] = {}
+        super().__init__(task, optimizers)
+        self._captures: dict[str, _Capture] = {}
         self._taken: Counter[str] = Counter()
-        self._last: _Recording | None = None
+        self._last: _Capture | None = None
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, kind: str, batch: tuple[Tensor, ...]) -> Tensor:
-        recording = self._recordings.get(kind)
-        if recording is None:
+        capture = self._captures.get(kind)
+        if capture is None:
             if self._taken[kind] < PLAIN_STEPS:
                 self._taken[kind] += 1
                 self._last = None
-                return _plain_step(self._task, kind, batch, self._optimizers)
-            recording = self._recordings[kind] = self._record(kind, batch)
-        torch._foreach_copy_(recording.inputs, batch)
-        if recording is not self._last:  # who looks at gradients between steps finds those of this one
-            self._last = recording
-            for param, grad in recording.grads:
+                return super().__call__(kind, batch)
+            capture = self._captures[kind] = self._capture(kind, batch)
+        torch._foreach_copy_(capture.inputs, batch)
+        if capture is not self._last:  # .grad shows the gradients of this step
+            self._last = capture
+            for param, grad in capture.grads:
                 param.grad = grad
-        recording.graph.replay()
-        return recording.loss
+        capture.graph.replay()
+        return capture.loss
 
-    def _record(self, kind: str, batch: tuple[Tensor, ...]) -> _Recording:
+    def _capture(self, kind: str, batch: tuple[Tensor, ...]) -> _Capture:
         inputs = tuple(torch.empty_like(part).copy_(part) for part in batch)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
@@ -80,14 +82,4 @@ class GraphSteps:
         params = [
             p for optimizer in self._optimizers.values() for group in optimizer.param_groups for p in group["params"]
         ]
-        return _Recording(graph, inputs, loss, [(p, p.grad) for p in params])
-
-
-Steps = PlainSteps | GraphSteps
-
-
-def _plain_step(task: Task, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
-    with warnings.catch_warnings():
-        # torch asks whether a capturable optimizer was meant to be captured: it is, or it must agree with one that is
-        warnings.filterwarnings("ignore", message=".*capturable=True.*")
-        return task.step(kind, batch, optimizers)
+        return _Capture(graph, inputs, loss, [(p, p.grad) for p in params])

@@ -1,9 +1,9 @@
-"""A change of optimizer within a run: the public language-model script turns SGD into ASGD.
+"""Replace SGD by ASGD during a run, as the public language-model script does.
 
-Its test: the perplexity of an epoch is above the lowest of all epochs before it but the last few. The new optimizer
-has no momentum and the run's first learning rate again; of the schedule only later decays count. The script keeps
-ASGD's average of the weights and never measures it, so the weights that are measured are those of plain SGD, whose
-step has the learning rate of the step before it: torch's ASGD sets it for the next one.
+The switch comes when the perplexity of an epoch exceeds the lowest one of all earlier epochs but the last few. ASGD
+starts without momentum and at the run's first learning rate; only later decays of the schedule apply. The script keeps
+ASGD's averaged weights and never evaluates them. So the evaluated weights are those of plain SGD with the learning
+rate of the previous step, because torch's ASGD sets it for the next step.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from aida_lab.spec import RunSpec, Switch
 
 
 def as_asgd(spec: RunSpec) -> RunSpec:
-    """The spec by which the second optimizer of a run is built."""
+    """The spec of the second optimizer of a run."""
     kept = {name: spec.hyper[name] for name in ("lr", "weight_decay") if name in spec.hyper}
     return replace(spec, optimizer="torch.optim:ASGD", hyper={**kept, "t0": 0.0, "lambd": 0.0})
 
 
 @dataclass
 class Switching:
-    """A run's way to its switch: what was measured so far, and when it came."""
+    """The metric so far, and when the switch came."""
 
     rule: Switch
     seen: list[float] = field(default_factory=list)
-    #: Epochs completed when it came; None before.
+    #: Completed epochs at the switch; None before it.
     at: int | None = None
 
     def comes(self, measured: Mapping[str, float], epoch: int) -> bool:
-        """Take note of what was measured after ``epoch`` epochs; True if the switch comes now."""
+        """Record the metric after ``epoch`` epochs; True if the switch comes now."""
         if self.at is not None or self.rule.key not in measured:
             return False
         value, earlier = measured[self.rule.key], self.seen[: -self.rule.interval]

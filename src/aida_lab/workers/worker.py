@@ -11,7 +11,6 @@ import argparse
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from aida_lab.events import Event
 from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import RUNNER, attempt, gpu_is_usable, runner_named
 
@@ -56,18 +56,17 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 class Requests:
-    """Read in a thread of their own, so that a word to stop reaches a process that trains."""
+    """Reads requests in a thread, so that a request to stop reaches a process that trains."""
 
     def __init__(self, descriptor: int) -> None:
         self._lines = _lines(descriptor)
         self._waiting: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
-        self._ended = False
-        # a signal between two runs stops nothing by itself; in a run its own handler is in place
-        signal.signal(signal.SIGINT, self._take_signal)
+        #: Holds for the run that trains, too. A signal between two runs ends the process.
+        self.stop = Stop(when_asked=lambda: self._waiting.put(None))
         threading.Thread(target=self._read, daemon=True).start()
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        while (found := self._waiting.get()) is not None and not self._ended:
+        while (found := self._waiting.get()) is not None and not self.stop.asked:
             yield found
 
     def _read(self) -> None:
@@ -76,22 +75,12 @@ class Requests:
             if "stop" in message:
                 break
             self._waiting.put(message)
-        self._ended = True
+        self.stop.ask()
         self._waiting.put(None)
-        self._stop_the_run()
         for _ in self._lines:
-            pass  # told to stop, but somebody still waits: as long as they do
+            pass  # stopped, but the pool still waits for the outcome
         time.sleep(GRACE)
         os._exit(1)
-
-    def _stop_the_run(self) -> None:
-        """Ctrl-C, once, and only where a run takes it as a wish: a second one would end it unsaved."""
-        while signal.getsignal(signal.SIGINT) == self._take_signal:
-            time.sleep(0.02)
-        signal.raise_signal(signal.SIGINT)
-
-    def _take_signal(self, number: int, frame: Any) -> None:
-        self._ended = True
 
 
 def main() -> None:
@@ -113,10 +102,12 @@ def main() -> None:
         def tell(event: Event) -> None:
             send({"event": {**vars(event), "row": dict(event.row)}})
 
-        for content in Requests(sys.stdin.fileno()):
-            spec, out, options = read_request(content)
-            outcome = attempt(spec, out, options, tell, runner)
-            usable = gpu_is_usable()
-            send({"outcome": asdict(outcome), "usable": usable})
-            if not usable:
-                break
+        requests = Requests(sys.stdin.fileno())
+        with requests.stop:
+            for content in requests:
+                spec, out, options = read_request(content)
+                outcome = attempt(spec, out, options, tell, runner)
+                usable = gpu_is_usable()
+                send({"outcome": asdict(outcome), "usable": usable})
+                if not usable:
+                    break

@@ -26,7 +26,7 @@ function openRuns(id) {
   const facts = Object.entries(configuration.facts).map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value })));
   const rows = runs.map((run) => [
     { text: run.seed, order: run.seed }, ...numbers(run, column), { text: run.state, note: run.remark },
-    ...[run.device, run.commit, run.torch].map((text) => ({ text })), { text: run.key, link: `${run.folder}/spec.json` },
+    ...[run.device, run.commit, run.torch].map((text) => ({ text })), { text: run.key, link: run.link },
   ]);
   const heads = ["seed#", "best#", "at epoch#", "last#", "s / epoch#", "state", "device", "commit", "torch", "folder"];
   const panel = make("div", { className: "panel" });

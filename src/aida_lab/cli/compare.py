@@ -1,0 +1,92 @@
+"""``aida compare``: which of two methods is better on each experiment, and how sure that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aida_lab.cli.choices import require_runs
+from aida_lab.cli.printing import fail, mean_in_words, say
+
+if TYPE_CHECKING:
+    from aida_lab.report.collect import Run
+    from aida_lab.report.columns import Cell, Column
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A method, such as aida-k2.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The method to compare it with, such as adamw.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
+    ] = None,
+) -> None:
+    """Say which of two methods is better on each experiment, and how sure that is.
+
+    Compares the means over seeds at the best epoch with Student's t-test. If a method has several
+    configurations, the one that aida report would choose counts. aida report compares all methods at once.
+    """
+    from aida_lab.experiments import experiments
+    from aida_lab.report.collect import Collection, collect
+    from aida_lab.report.study import examine
+    from aida_lab.runs.files import StoreError
+
+    roots = runs or [Path("runs")]
+    require_runs(roots)
+    try:
+        found = collect(roots, experiments()).runs
+    except StoreError as error:
+        fail(str(error))
+    first, second = (_method(name, found, roots) for name in (a, b))
+    if first == second:
+        fail(f"{a} and {b} are the same method, {first}; name two methods")
+    pair = Collection(tuple(run for run in found if run.spec.method in (first, second)), ())
+    verdicts = [_verdict(column, first) for column in examine(pair, experiments(), reference=second).columns]
+    for verdict in verdicts:
+        say(verdict)
+    if all("not compared" in verdict for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _method(name: str, runs: tuple[Run, ...], roots: list[Path]) -> str:
+    """The method of that name. The name of an optimizer is enough if its runs are all of one method."""
+    known = sorted({run.spec.method for run in runs})
+    found = [name] if name in known else sorted({run.spec.method for run in runs if run.spec.optimizer == name})
+    if len(found) > 1:
+        fail(f"{name!r} is ambiguous: there are runs of {' and '.join(found)}; name one of them")
+    if not found:
+        fail(f"no runs of {name!r} in {', '.join(map(str, roots))}; there are runs of {', '.join(known) or 'nothing'}")
+    return found[0]
+
+
+def _verdict(column: Column, method: str) -> str:
+    """What is known of ``method`` against the column's reference."""
+    from aida_lab.report.words import p_value
+
+    cells = [column.cell(method), column.cell(column.reference)]
+    one, other = ((cell and cell.summary("best")) or None for cell in cells)
+    if cells[0] is None or one is None or other is None:
+        lacking = [name for name, known in ((method, one), (column.reference, other)) if known is None]
+        return f"{column.title}: not compared, no finished run of {' and '.join(lacking)}"
+    found = cells[0].against_reference["best"]
+    ahead = (found.difference > 0) == (column.metric.better == "higher")
+    better, worse = (method, column.reference) if ahead else (column.reference, method)
+    p = f"p = {p_value(found)}".replace("= <", "<")
+    if found.p is None:
+        said = f"not tested: {found.reason}"
+    elif found.significant:
+        said = f"{better} is better than {worse} ({p})"
+    else:
+        said = f"no significant difference between {method} and {column.reference} ({p})"
+    interval = "" if found.interval is None else ", 95 % interval {:+.3g} to {:+.3g}".format(*found.interval)
+    means = ", ".join(f"{cell.method} {_mean(cell)}" for cell in cells if cell)
+    measured = f"{column.metric.title}, {column.metric.better} is better"
+    return f"{column.title}: {said}\n  {measured}: {means}; difference {found.difference:+.3g}{interval}"
+
+
+def _mean(cell: Cell) -> str:
+    from aida_lab.progress.labels import differing, settings_in_words
+
+    found, values = cell.summary("best"), settings_in_words(differing(cell.chosen.runs[0].spec)) if cell.chosen else ""
+    return f"{mean_in_words(found)} (n = {found.n if found else 0}{'; ' if values else ''}{values})"
