@@ -177,7 +177,7 @@ def test_a_place_that_is_no_folder_is_one_line(made, tmp_path):
     (tmp_path / "taken").write_text("")
     done = CliRunner().invoke(app, ["report", str(made[0] / "runs"), "--out", str(tmp_path / "taken")])
     assert done.exit_code == 2
-    assert "cannot be written" in done.output
+    assert "cannot write" in done.output
 
 
 def test_unfinished_and_damaged_runs_are_on_the_page(made):
@@ -378,8 +378,8 @@ def test_the_command_takes_several_folders_and_a_reference(digits):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere"], "no runs at nowhere: it is no folder"),
-        (["empty"], "no runs in empty; aida train EXPERIMENT makes runs"),
+        (["nowhere"], "no runs at nowhere: it is not a folder"),
+        (["empty"], "no runs in empty; aida train EXPERIMENT writes runs"),
         (["runs", "--reference", "adamw"], "--reference 'adamw' has no runs; there are runs of aida-k2, adam"),
     ],
 )
