@@ -131,8 +131,9 @@ def numbers(name):
     for archive in RESULTS.iterdir():
         with tarfile.open(archive) as tar:
             files |= {entry.name: tar.extractfile(entry).read() for entry in tar}
-    for key in {name.split("/")[0] for name in files}:
-        wanted = json.loads(files[f"{key}/spec.json"])
+    specs = {path.split("/")[0]: json.loads(content) for path, content in files.items() if path.endswith("/spec.json")}
+    # a seed's run without a probe replaces the one with a probe
+    for key, wanted in sorted(specs.items(), key=lambda item: -item[1]["probe_every"]):
         if wanted["experiment"] == name and wanted["epochs"] == 200:
             hyper = wanted["hyper"]
             method = wanted["optimizer"] + (f"-k{hyper['projections']}" if "projections" in hyper else "")
