@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -103,17 +102,6 @@ def test_stepsizes_draws_a_folder_and_a_file_side_by_side(run, tmp_path):
         assert (tmp_path / "out" / name).stat().st_size > 5000
         assert name in found.output
     assert "Aida" in found.output
-
-
-def test_stepsizes_draws_the_runs_of_a_folder_of_runs(run, tmp_path):
-    for name in ("a", "b", "without"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-    for name in ("a", "b"):
-        shutil.copy(run / "stepsizes.jsonl", tmp_path / "runs" / name)
-    found = call("stepsizes", tmp_path / "runs", "--out", tmp_path / "out")
-    assert found.exit_code == 0, found.output
-    assert "left out" not in found.output
-    assert (tmp_path / "out" / "stepsizes.png").stat().st_size > 5000
 
 
 def test_stepsizes_of_a_run_that_diverged_are_shown(run, tmp_path):

@@ -203,6 +203,7 @@ def test_the_recipe_for_language_learns_and_needs_its_small_eps() -> None:
         ("src/aida/rule.py", "mutual_projections"),
         ("src/aida/backends/triton.py", "reduce"),
         ("src/aida/backends/triton.py", "apply"),
+        ("src/aida_lab/experiments/cifar.py", "_TUNING"),
         ("src/aida/baselines/adam_plus.py", "ENTRIES"),
         ("src/aida_lab/experiments/digits.py", "EXPERIMENTS"),
         ("src/aida_lab/task.py", "Task"),

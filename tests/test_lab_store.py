@@ -151,31 +151,31 @@ def test_a_kill_between_the_result_and_the_removal_of_checkpoints_leaves_none(fo
 
 def test_logs_are_cut_back_to_the_checkpoint(folder):
     advance(folder, 1)
-    curve, stepsizes = (folder.path / "curve.jsonl").read_bytes(), folder.stepsizes_path.read_bytes()
+    curve, stepsizes = (folder.path / "curve.jsonl").read_bytes(), (folder.path / "stepsizes.jsonl").read_bytes()
     folder.append_row({"epoch": 2, "loss": 0.5})
-    with folder.stepsizes_path.open("a") as file:
+    with (folder.path / "stepsizes.jsonl").open("a") as file:
         file.write('{"step": 2}\n{"st')
     with (folder.path / "curve.jsonl").open("a") as file:
         file.write('{"epoch": 3, "lo')
     with reopened(folder) as again:
         assert silently_loaded(again)["step"] == 1
         assert (again.path / "curve.jsonl").read_bytes() == curve
-        assert again.stepsizes_path.read_bytes() == stepsizes
+        assert (again.path / "stepsizes.jsonl").read_bytes() == stepsizes
 
 
 def test_logs_without_a_checkpoint_begin_again(folder):
     folder.append_row({"epoch": 1})
     assert folder.load() is None
     assert (folder.path / "curve.jsonl").read_bytes() == b""
-    assert not folder.stepsizes_path.exists()
+    assert not (folder.path / "stepsizes.jsonl").exists()
 
 
 def test_a_checkpoint_beyond_the_end_of_a_log_is_not_used(folder):
     advance(folder, 1)
-    length = folder.stepsizes_path.stat().st_size
+    length = (folder.path / "stepsizes.jsonl").stat().st_size
     advance(folder, 2)
     newest = checkpoints(folder)[0]
-    os.truncate(folder.stepsizes_path, length)
+    os.truncate(folder.path / "stepsizes.jsonl", length)
     with pytest.warns(UserWarning, match=rf"{newest} is not used: .*stepsizes\.jsonl has 12 bytes, and had 24"):
         assert folder.load()["step"] == 1
     assert checkpoints(folder)[0].name.startswith("00000001")
@@ -266,11 +266,11 @@ def test_a_failure_without_room_does_not_hide_the_failure(folder):
 def test_other_writers_of_the_folder_report_a_full_disk_alike(folder):
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
-    folder.stepsizes_path.symlink_to("/dev/full")
-    sink = JsonLines(folder.stepsizes_path)
+    (folder.path / "stepsizes.jsonl").symlink_to("/dev/full")
+    sink = JsonLines(folder.path / "stepsizes.jsonl")
     sink._file.write("{}\n")
     message = r"stepsizes\.jsonl: No space left on device\. What was saved before is whole"
-    with pytest.raises(StoreError, match=message), writing(folder.stepsizes_path):
+    with pytest.raises(StoreError, match=message), writing(folder.path / "stepsizes.jsonl"):
         sink.close()
 
 

@@ -177,7 +177,7 @@ def test_a_place_that_is_no_folder_is_one_line(made, tmp_path):
     (tmp_path / "taken").write_text("")
     done = CliRunner().invoke(app, ["report", str(made[0] / "runs"), "--out", str(tmp_path / "taken")])
     assert done.exit_code == 2
-    assert "cannot write" in done.output
+    assert "taken: Not a directory; choose another folder with --out" in done.output
 
 
 def test_unfinished_and_damaged_runs_are_on_the_page(made):

@@ -302,8 +302,8 @@ def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):
 def test_a_place_that_is_no_folder_is_one_line(folder):
     (folder / "taken").write_text("")
     found = call("digits", "--optimizer", "sgd", *QUICK, "--out", "taken")
-    assert (found.exit_code, found.output.count("\n")) == (1, 1)
-    assert "taken/search.db cannot be used" in found.output
+    assert (found.exit_code, found.output.count("\n")) == (2, 1)
+    assert "cannot write to taken: Not a directory; choose another folder with --out" in found.output
 
 
 def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -77,6 +80,23 @@ def test_no_password_is_printed_and_an_address_that_is_none_is_one_line(address,
     assert len(said) == 1
     assert ("--storage is no address" in said[0]) == (address in NO_ADDRESSES)
     assert "s3cret" not in found.output
+
+
+def test_a_traceback_shows_no_password(tmp_path):
+    program = (
+        "import aida.cli, aida.lab.search.storage as storage\n"
+        "def broken(address): raise RuntimeError('a fault of ours')\n"
+        "storage._url = broken\n"
+        "aida.cli.main()\n"
+    )
+    words = ["search", "digits", "--device", "cpu", "--out", tmp_path, "--storage", "postgresql://me:s3cret@h/db"]
+    # wide enough that no value would be cut off
+    found = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        capture_output=True, text=True, env={**os.environ, "COLUMNS": "500"},
+    )  # fmt: skip
+    assert "a fault of ours" in found.stderr
+    assert "s3cret" not in found.stdout + found.stderr
 
 
 def test_a_password_that_the_database_repeats_is_not_repeated(address):

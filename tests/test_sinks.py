@@ -76,7 +76,7 @@ def test_a_cut_last_line_is_left_out_and_reported(records, tmp_path):
     path = tmp_path / "a.jsonl"
     write(path, records)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.warns(UserWarning, match=r"left out what cannot be read, in line 6"):
+    with pytest.warns(UserWarning, match=r"skipped unreadable lines: 6"):
         log = read_jsonl(path)
     assert log.damaged == (6,)
     assert len(log.layers) == 4
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_after_a_crash_loses_the_cut_line_alone(records, tmp_
     write(path, records[:3])
     path.write_bytes(path.read_bytes()[:-10])
     write(path, records[3:])
-    with pytest.warns(UserWarning, match="in line 3"):
+    with pytest.warns(UserWarning, match="unreadable lines: 3"):
         log = read_jsonl(path)
     assert len(log.layers) == 4
     assert [record.step for record in log.across] == [2]

@@ -14,8 +14,9 @@ from torch import nn
 
 from aida import Aida
 from aida.catalog import catalog, find
-from aida.stepsizes import AcrossLayers, LayerStepsizes, StepsizeProbe, explain, histogram, summarise
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import AcrossLayers, LayerStepsizes, StepsizeProbe, explain, summarise
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes import _pieces as tensor_pieces
 from aida.stepsizes.sinks import read_jsonl
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "stepsize_figure.py"
@@ -154,7 +155,9 @@ def test_quantiles_are_within_the_documented_error_of_the_order_statistic(name):
 
 
 def test_histogram_counts_every_value_once_and_edges_belong_to_the_bin_above():
-    edges = torch.tensor([histogram.edge(i) for i in range(histogram.BINS)], dtype=torch.float32)
+    bins = (divmod(i, histogram.PER_POWER) for i in range(histogram.BINS))
+    lower = [math.ldexp(1 + part / histogram.PER_POWER, histogram.FIRST + power) for power, part in bins]
+    edges = torch.tensor(lower, dtype=torch.float32)
     (counts,) = histogram.count(edges, [len(edges)])
     assert torch.equal(counts, torch.ones(histogram.BINS, dtype=torch.int64))
     outside = torch.tensor([0.0, 1e-30, 1e30, math.inf, math.nan])
@@ -172,9 +175,9 @@ def test_refusals_name_the_value_the_rule_and_the_way_out():
         StepsizeProbe(optimizer, [("p", p)], every=0)
     with pytest.raises(ValueError, match=r"quantiles=\(0.5, 50\) must lie between 0 and 1"):
         StepsizeProbe(optimizer, [("p", p)], quantiles=(0.5, 50))
-    with pytest.raises(TypeError, match=r"hand over model.named_parameters\(\)"):
+    with pytest.raises(TypeError, match=r"pass model.named_parameters\(\)"):
         StepsizeProbe(optimizer, [p])
-    with pytest.raises(ValueError, match="a generator is used up once"):
+    with pytest.raises(ValueError, match="a generator works only once"):
         StepsizeProbe(optimizer, [])
 
 

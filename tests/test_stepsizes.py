@@ -15,8 +15,9 @@ from aida import Aida
 from aida.catalog import catalog, find, reading_for
 from aida.readings import Reading, outer_eps
 from aida.rule import mutual_projections
-from aida.stepsizes import LayerStepsizes, StepsizeProbe, histogram
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import LayerStepsizes, StepsizeProbe
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes import _pieces as tensor_pieces
 
 ADAPTIVE = [name for name, entry in catalog().items() if entry.reading.stepsize is not None]
 FIELDS = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from aida.catalog import catalog, find
-from aida.stepsizes import StepsizeProbe, histogram
+from aida.stepsizes import StepsizeProbe
+from aida.stepsizes import _histogram as histogram
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aida import Aida
 from aida.catalog import find
-from aida.stepsizes import LayerStepsizes, StepsizeProbe, histogram
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import LayerStepsizes, StepsizeProbe
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes import _pieces as tensor_pieces
 
 FIELDS = ("elements", "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")
 

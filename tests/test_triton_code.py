@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 from aida.backends import kernels  # noqa: E402
-from aida.backends.triton import APPLY_CHUNK, APPLY_WARPS, COLLECT_BLOCK, REDUCE_CHUNK, REDUCE_WARPS  # noqa: E402
+from aida.backends.plans import APPLY_CHUNK, APPLY_WARPS, COLLECT_BLOCK, REDUCE_CHUNK, REDUCE_WARPS  # noqa: E402
 
 #: Types of arguments that are not known when the kernels are compiled.
 TYPES = {

@@ -1,21 +1,48 @@
-"""Aida: AdaBelief with a narrower range of adaptive stepsizes, as a drop-in for torch.optim.AdamW."""
+"""Aida: AdaBelief with a narrower range of adaptive stepsizes, as a drop-in for torch.optim.AdamW.
+
+``__all__`` lists all public names: the optimizer :class:`Aida`; :func:`explain` and :class:`StepsizeProbe`, which
+describe and measure the stepsizes of an optimizer, with their sinks, records and :class:`Reading`; and the
+:mod:`catalog <aida.catalog>` of all optimizers by name. Everything but :class:`Aida` is imported on first use.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from aida._version import __version__
 from aida.optimizer import Aida
 
 if TYPE_CHECKING:
-    from aida.stepsizes import StepsizeProbe
+    from aida import catalog
+    from aida.catalog import find
+    from aida.readings import Reading
+    from aida.stepsizes import (
+        AcrossLayers,
+        JsonLines,
+        LayerStepsizes,
+        Measurement,
+        StepsizeLog,
+        StepsizeProbe,
+        TensorBoard,
+        explain,
+        read_jsonl,
+    )
 
-__all__ = ["Aida", "StepsizeProbe", "__version__"]
+__all__ = [
+    "AcrossLayers", "Aida", "JsonLines", "LayerStepsizes", "Measurement", "Reading", "StepsizeLog", "StepsizeProbe",
+    "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StepsizeProbe":  # on first use: training with Aida needs none of the catalog
-        from aida.stepsizes import StepsizeProbe
-
-        return StepsizeProbe
+    if name == "catalog":
+        return import_module("aida.catalog")
+    if name in __all__:
+        home = {"Reading": "aida.readings", "find": "aida.catalog"}.get(name, "aida.stepsizes")
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'aida' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -104,7 +104,11 @@ def catalog() -> Mapping[str, Entry]:
 
 
 def find(name: str) -> Entry:
-    """Return the entry of that name; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``."""
+    """Return the entry of an optimizer.
+
+    Args:
+        name (str): its name or its title; ``AdaBelief*`` and ``adabelief_star`` find ``adabelief-star``.
+    """
     entries = catalog()
     wanted = name.strip().lower().replace("_", "-")
     for entry in entries.values():

@@ -1,9 +1,9 @@
 """How the adaptive stepsizes of an optimizer are read out of its state.
 
-An adaptive stepsize is what ``lr * exp_avg / (1 - beta1**step)`` is multiplied with, element by
-element; for Adam that is the ``1 / (sqrt(v / (1 - beta2**t)) + eps)`` of the paper's footnote. Each
-optimizer of the catalog, and each of torch's that a probe knows, has one :class:`Reading`; optimizers
-themselves hold no diagnostic code. ``aida.catalog.reading_for(optimizer)`` finds the right one.
+An adaptive stepsize is the factor of ``lr * exp_avg / (1 - beta1**step)``, element by element. For Adam it is
+``1 / (sqrt(v / (1 - beta2**t)) + eps)``, as in the paper's footnote. Each optimizer of the catalog, and each of
+torch's that a probe supports, has one :class:`Reading`, so that optimizers contain no diagnostic code.
+``aida.catalog.reading_for(optimizer)`` finds it.
 """
 
 from __future__ import annotations
@@ -20,36 +20,41 @@ from aida.rule import bias_correction, stepsize_bound
 #: One of ``optimizer.param_groups``.
 Group = Mapping[str, Any]
 
-#: ``(chunks, step, group)`` to the stepsizes of the chunk; see :class:`Reading`.
+#: ``(chunks, step, group) -> stepsizes``; see :class:`Reading`.
 Stepsize = Callable[[Sequence[Tensor], Tensor, Group], Tensor]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one optimizer's state says about its stepsizes."""
+    """How to read one optimizer's stepsizes from its state.
 
-    #: What the stepsize is, or why there is none, in one sentence.
+    Args:
+        about (str): what the stepsize is, or why there is none, in one sentence.
+        eps (str): where eps is in the update, in words.
+        weight_decay (Callable): maps a group to what its weight decay does, in words.
+        keys (Callable, default: no keys): maps a group to the names of the state tensors that ``stepsize`` needs. All
+            have the parameter's shape.
+        stepsize (Callable, optional, default: None): maps ``(chunks, step, group)`` to stepsizes, elementwise.
+            ``chunks`` holds the same part of each state tensor of ``keys(group)``, real (complex tensors are viewed
+            as real pairs), and must not be changed. ``step`` is the parameter's counter after the step, 0-dim and at
+            least 1, on the chunks' device or on the host. The function must not synchronize. None if the
+            optimizer has no stepsize per element that can be computed from its state.
+        bound (Callable, default: no bound): maps a group to an upper bound of its stepsizes, or None.
+        eps_inside (bool, default: False): whether eps is part of the second moment. If so, small gradients leave eps
+            alone in it: the stepsize reaches its bound, and the update is that of SGD with momentum.
+    """
+
     about: str
-    #: Where eps sits in the update, in words.
     eps: str
-    #: What weight decay means for a group, in words.
     weight_decay: Callable[[Group], str]
-    #: The state tensors the stepsize is computed from, all of the parameter's shape.
     keys: Callable[[Group], tuple[str, ...]] = lambda group: ()
-    #: Elementwise: ``chunks`` are the same stretch of each state tensor of ``keys(group)``, real (a
-    #: complex state viewed as real pairs) and left unchanged; ``step`` is the parameter's counter after
-    #: the step, 0-dim and at least 1, on the chunks' device or on the host. Waits for no device.
-    #: None where the optimizer has no stepsize per element that its state could tell.
     stepsize: Stepsize | None = None
-    #: What no stepsize of the group can exceed; None where nothing finite is known.
     bound: Callable[[Group], float | None] = lambda group: None
-    #: Whether eps enters the second moment: where gradients are small it alone fills it, the stepsize is at its
-    #: bound, and the update is that of SGD with momentum.
     eps_inside: bool = False
 
 
 def outer_eps(key: str) -> Reading:
-    """Adam's, and that of most that came after it: the second moment is the state tensor ``key``."""
+    """The reading of Adam and most of its successors. ``key`` names the second moment."""
     return Reading(
         about="1 / (sqrt(v / (1 - beta2**t)) + eps)",
         eps="outside: added to the root of the second moment alone",
@@ -61,7 +66,7 @@ def outer_eps(key: str) -> Reading:
 
 
 def inner_eps(key: str) -> Reading:
-    """Aida's: v >= eps * (1 - beta2**t) / (1 - beta2), because eps enters it at every step."""
+    """The reading of Aida: v >= eps * (1 - beta2**t) / (1 - beta2), because every step adds eps to it."""
     return Reading(
         about="1 / sqrt(v / (1 - beta2**t))",
         eps="inside: added to the stored variance at every step, and nowhere else",
@@ -74,7 +79,7 @@ def inner_eps(key: str) -> Reading:
 
 
 def both_eps(key: str) -> Reading:
-    """AdaBelief's."""
+    """The reading of AdaBelief."""
     return Reading(
         about="1 / (sqrt(v / (1 - beta2**t)) + eps)",
         eps="inside and outside: added to the stored variance at every step, and to its root",
@@ -97,12 +102,12 @@ def without_outer_eps(chunks: Sequence[Tensor], step: Tensor, group: Group) -> T
 
 
 def corrected_root(variance: Tensor, step: Tensor, group: Group) -> Tensor:
-    """Root of the bias-corrected second moment, in memory of its own."""
+    """Root of the bias-corrected second moment, as a new tensor."""
     return (variance / bias_correction(group["betas"][1], exact(step))).sqrt_()
 
 
 def exact(step: Tensor) -> Tensor:
-    """A step counter in float64, where bias corrections keep their digits; Apple's GPUs have none."""
+    """A step counter in float64, in which bias corrections keep their digits; float32 on Apple's GPUs."""
     return step.float() if step.device.type == "mps" else step.double()
 
 

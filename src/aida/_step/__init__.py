@@ -1,1 +1,1 @@
-"""What a step of :class:`aida.Aida` is made of besides its arithmetic. Private."""
+"""Private: everything in a step of :class:`aida.Aida` but the arithmetic."""

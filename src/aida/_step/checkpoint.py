@@ -1,4 +1,4 @@
-"""What a checkpoint must look like, and how its tensors pass through torch's loader untouched."""
+"""What a checkpoint must hold, and how its tensors pass through torch's loader unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class Sealed:
-    """A saved value that torch's loader hands through: it would cast a bare tensor to the parameter's dtype."""
+    """A wrapper that torch's loader passes through. It would cast a plain tensor to the parameter's dtype."""
 
     __slots__ = ("value",)
 
@@ -20,21 +20,21 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What one optimizer keeps for a parameter and for a group, and so what a checkpoint of it must hold."""
+class StateSchema:
+    """The state that an optimizer keeps per parameter and per group, which its checkpoints must hold."""
 
     owner: str
-    #: Names of a parameter's state in their order: the moments, and one number for each of the rest.
+    #: Names of a parameter's state, in order. Those that are not moments hold one number.
     keys: tuple[str, ...]
-    #: State tensors of the parameter's shape.
+    #: Names of the state tensors with the parameter's shape.
     moments: tuple[str, ...]
-    #: Without these a saved group is not the owner's; the rest has defaults, or did not exist in older versions.
+    #: Keys that every saved group must have. Other keys have defaults, or did not exist in older versions.
     group_keys: tuple[str, ...]
 
     def seal(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check a state dict against the optimizer, then seal the values of its state."""
         self._check(optimizer, state_dict)
-        state = dict(state_dict["state"])  # may hold what hooks keep beside the parameters, which is theirs
+        state = dict(state_dict["state"])  # values that hooks keep beside the parameters are left alone
         for group in state_dict["param_groups"]:
             for key in group["params"]:
                 if key in state:
@@ -46,14 +46,14 @@ class Layout:
     ) -> dict[str, Any]:
         """A parameter's state as a step needs it: moments in ``dtype`` on its device, counters in float32.
 
-        ``counters`` is the device of the counters, the parameter's where it is None.
+        ``counters`` is the device of the counters; None means the parameter's device.
         """
         values = {name: value.value if isinstance(value, Sealed) else value for name, value in state.items()}
         loaded: dict[str, Any] = {}
         for name in self.keys:
             value = values.pop(name, 0.0)
             if name in self.moments:
-                # a copy in the parameter's memory layout: the loader must not share tensors with the checkpoint
+                # a copy in the parameter's memory format, which shares no memory with the checkpoint
                 loaded[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
             else:
                 number = torch.as_tensor(value, dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""What every optimizer here asks of a parameter group: the spelling of its keys, its values, its tensors.
+"""Checks of parameter groups that Aida and the baselines share: spelling of keys, values, tensors.
 
-Every error names the value, the rule and the way out, and starts with torch's own words where
-torch.optim refuses the same thing, so that code which matches on those words keeps working.
+An error names the value, the rule and the way out. If torch.optim refuses the same thing, the error starts with
+torch's words, so that code that matches them keeps working.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
-#: What can be updated, and where its state lives: float32 at least, so that bf16 and fp16 parameters
-#: train right (docs/numerics.md).
+#: Dtypes of parameters, with the dtype of their state: at least float32, because bf16 and fp16 are too coarse for
+#: moments (docs/numerics.md).
 STATE_DTYPES = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
@@ -28,27 +28,19 @@ STATE_DTYPES = {
     torch.complex32: torch.complex64,
 }
 
-#: Names other people give to the same thing.
+#: Other common names of our keys.
 ALIASES = {
-    "K": "projections",
-    "k": "projections",
-    "num_projections": "projections",
+    **dict.fromkeys(("K", "k", "num_projections"), "projections"),
+    **dict.fromkeys(("beta", "beta1", "beta2"), "betas"),
+    **dict.fromkeys(("decoupled", "weight_decouple", "decouple_weight_decay"), "decoupled_weight_decay"),
+    **dict.fromkeys(("max_norm", "clip_grad_norm", "max_grad_norm"), "clip_norm"),
     "learning_rate": "lr",
     "epsilon": "eps",
     "wd": "weight_decay",
-    "beta": "betas",
-    "beta1": "betas",
-    "beta2": "betas",
-    "decoupled": "decoupled_weight_decay",
-    "weight_decouple": "decoupled_weight_decay",
-    "decouple_weight_decay": "decoupled_weight_decay",
-    "max_norm": "clip_norm",
-    "clip_grad_norm": "clip_norm",
-    "max_grad_norm": "clip_norm",
     "nan": "nonfinite",
 }
 
-#: Keys that schedulers and frameworks add. The spelling check must not mistake them for ours.
+#: Keys that schedulers and frameworks add. The spelling check must not take them for misspelt keys of ours.
 FOREIGN_KEYS = frozenset(
     {
         "params", "param_names", "name", "names", "initial_lr", "base_lr", "max_lr", "min_lr", "swa_lr",
@@ -58,15 +50,14 @@ FOREIGN_KEYS = frozenset(
     }
 )  # fmt: skip
 
-#: Refuses a CUDA graph capture of groups that are not capturable. torch 2.13 renamed it, and warns at every call
-#: of the old name.
+#: Refuses a CUDA graph capture of groups that are not capturable. torch 2.13 renamed it, and the old name warns.
 check_capture: Callable[[Optimizer], None] = getattr(
     Optimizer, "_accelerator_graph_capture_health_check", None
 ) or getattr(Optimizer, "_cuda_graph_capture_health_check")  # noqa: B009
 
 
 def check_names(group: Mapping[str, Any], known: Sequence[str], owner: str) -> None:
-    """Refuse a key that is one of the known names misspelt; leave alone what others keep in a group."""
+    """Refuse a key that looks like a misspelt known name. Other unknown keys are allowed."""
     for key in group:
         if key in known or key in FOREIGN_KEYS or not isinstance(key, str):
             continue
@@ -96,18 +87,18 @@ def check_param(p: Tensor, owner: str) -> None:
 
 
 def is_uninitialized(p: Tensor) -> bool:
-    """Whether the parameter is a lazy module's that has not seen its input yet."""
+    """Whether the parameter belongs to a lazy module that has not seen its input yet."""
     return isinstance(p, UninitializedTensorMixin)
 
 
 def check_given(p: Tensor, owner: str) -> None:
-    """Refuse a new parameter that no step could update. A frozen one may be of any dtype: it gets no gradient."""
+    """Refuse a new parameter that no step can update. A frozen one gets no gradient and may have any dtype."""
     if not is_uninitialized(p) and p.requires_grad:
         check_param(p, owner)
 
 
 def drop_duplicates(group: dict[str, Any]) -> None:
-    """Keep each parameter once. torch warns about duplicates; updating one twice would differ from path to path."""
+    """Keep each parameter once. torch only warns about duplicates, but each path would update them differently."""
     first = list({id(p): i for i, p in reversed(list(enumerate(group["params"])))}.values())[::-1]
     for key in ("params", "param_names"):
         if key in group and len(first) < len(group[key]):
@@ -126,13 +117,13 @@ def check_lr(group: Mapping[str, Any]) -> None:
         if lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, not of shape {tuple(lr.shape)}")
         if lr.is_cuda or traced():
-            return  # reading it would stop the device, or break the trace
+            return  # reading it would synchronize or break the trace
     if not is_finite(lr) or lr < 0:
         raise ValueError(f"Invalid learning rate: {lr}; lr must be a finite number >= 0, AdamW's default is 1e-3")
 
 
 def check_betas(group: Mapping[str, Any], *, added: bool = True) -> None:
-    """``added``: the group is new. Later a scheduler that cycles momentum may put a float beside a tensor."""
+    """Refuse invalid betas. A float beside a Tensor is allowed later (``added=False``): schedulers set one."""
     try:
         beta1, beta2 = betas = group["betas"]
     except (TypeError, ValueError):
@@ -160,8 +151,8 @@ def check_eps(group: Mapping[str, Any]) -> None:
     refuse_tensor(group, "eps")
     if not is_finite(eps) or eps < torch.finfo(torch.float32).tiny:
         raise ValueError(
-            f"Invalid epsilon value: {eps}; eps must be a finite number > 0 that float32 can hold, because it is"
-            " all that keeps the stepsize of a weight without gradient finite; the paper uses 1e-8 to 1e-16"
+            f"Invalid epsilon value: {eps}; eps must be a finite number > 0 that float32 can hold, because it alone "
+            "keeps the stepsize of a weight without gradient finite; the paper uses 1e-8 to 1e-16"
         )
 
 
@@ -173,7 +164,7 @@ def check_weight_decay(group: Mapping[str, Any]) -> None:
 
 
 def refuse_tensor(group: Mapping[str, Any], name: str) -> None:
-    """Refuse a tensor, which could change in place unseen, unless autograd is to follow the step."""
+    """Refuse a tensor, which could change in place unnoticed, unless the step is differentiable."""
     value = group[name]
     refuse_array(name, value)
     if isinstance(value, Tensor) and not group.get("differentiable"):
@@ -187,7 +178,7 @@ def refuse_array(name: str, value: Any) -> None:
 
 
 def is_finite(value: Any) -> bool:
-    try:  # detached: torch warns when a tensor that requires grad becomes a number
+    try:  # detached, because torch warns when a tensor that requires grad is converted to a number
         return math.isfinite(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, OverflowError):
         return False
@@ -198,5 +189,5 @@ def traced() -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor's memory is its own: a subclass that sees every operation may keep its values elsewhere."""
+    """Whether the tensor holds its own memory. A subclass with ``__torch_dispatch__`` may keep its values elsewhere."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__

@@ -1,19 +1,13 @@
-"""The hyper-parameters of one parameter group: their names, their rules, their errors.
-
-Every error names the value, the rule and the way out, and starts with torch's own words where
-torch.optim.AdamW refuses the same thing, so that code which matches on those words keeps working.
-"""
+"""The hyper-parameters of one parameter group: their names and the checks of their values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from aida._step import group_rules
 from aida._step.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
 
 Nonfinite = Literal["skip", "propagate", "raise"]
@@ -22,60 +16,23 @@ NONFINITE: tuple[Nonfinite, ...] = ("skip", "propagate", "raise")
 
 #: The hyper-parameters a fused kernel reads, in the order of :class:`Hyper`'s fields.
 HYPER_KEYS = (
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "projections",
-    "xi",
-    "decoupled_weight_decay",
-    "clip_norm",
-    "nonfinite",
+    "lr", "betas", "eps", "weight_decay", "projections", "xi", "decoupled_weight_decay", "clip_norm", "nonfinite",
     "maximize",
-)
+)  # fmt: skip
 
-#: torch's switches: they choose a path and change no result.
+#: torch's flags, which select a path and do not change results.
 FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
 
-#: What a group may lack in a checkpoint (an older one, or one of another implementation of Aida).
+#: Defaults of keys that a saved group may lack, in older checkpoints or in those of another Aida.
 OPTIONAL_DEFAULTS: dict[str, Any] = {
-    "xi": 1e-20,
-    "decoupled_weight_decay": False,
-    "clip_norm": None,
-    "nonfinite": "skip",
-    "maximize": False,
-    "foreach": None,
-    "fused": None,
-    "capturable": False,
-    "differentiable": False,
-}
-
-#: A group's learning rate, and all its other values and flags: cheap enough to be read at every step.
-read_lr = itemgetter("lr")
-_read_rest = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
-
-
-def read_rest(group: dict[str, Any]) -> tuple[Any, ...]:
-    betas, *rest = _read_rest(group)
-    return (tuple(betas) if may_change_in_place(betas) else betas, *rest)
-
-
-def may_change_in_place(betas: Any) -> bool:
-    """Whether betas are in a list or an array, whose identity tells nothing."""
-    return hasattr(betas, "__setitem__")
-
-
-def equal(one: list[Any], other: list[Any]) -> bool:
-    """Whether groups hold the same values as before."""
-    try:
-        return one == other
-    except (RuntimeError, ValueError):  # other tensors, or an array, took a place in a group: they have no single truth
-        return False
+    "xi": 1e-20, "decoupled_weight_decay": False, "clip_norm": None, "nonfinite": "skip", "maximize": False,
+    "foreach": None, "fused": None, "capturable": False, "differentiable": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """The values one group updates its tensors with."""
+    """The hyper-parameters of one group."""
 
     lr: float | Tensor
     beta1: float | Tensor
@@ -91,17 +48,17 @@ class Hyper:
 
     @property
     def rate(self) -> float | Tensor:
-        """The learning rate; a tensor of one element and any shape becomes a scalar."""
+        """The learning rate; a one-element tensor is reshaped to 0-dim."""
         return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
 
     @property
     def l2(self) -> float:
-        """Weight decay that enters the gradient."""
+        """L2 weight decay, which is added to the gradient; 0 if decay is decoupled."""
         return 0.0 if self.decoupled_weight_decay else self.weight_decay
 
     @property
     def decay(self) -> float:
-        """Weight decay that shrinks the parameter directly, times the learning rate."""
+        """Decoupled weight decay: every step subtracts ``lr * decay * p``; 0 if decay is L2."""
         return self.weight_decay if self.decoupled_weight_decay else 0.0
 
     @property
@@ -119,7 +76,7 @@ def from_group(group: dict[str, Any]) -> Hyper:
 
 
 def check_group(group: dict[str, Any], *, added: bool = True) -> None:
-    """Refuse values that no step could use. Called when a group is added and when a value changed."""
+    """Refuse invalid values. Called when a group is added and when a value changed."""
     check_lr(group)
     check_betas(group, added=added)
     check_eps(group)
@@ -140,17 +97,12 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
     _check_flags(group)
 
 
-def check_names(group: dict[str, Any]) -> None:
-    """Refuse a key that is one of our names misspelt; leave alone what others keep in a group."""
-    group_rules.check_names(group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
-
-
 def _check_flags(group: dict[str, Any]) -> None:
     if group["fused"] and group["differentiable"]:
         raise RuntimeError(
-            "`fused` does not support `differentiable`: a kernel leaves no autograd graph; leave fused=None"
+            "`fused` does not support `differentiable`: kernels record no autograd graph; leave fused=None"
         )
     if group["fused"] and group["foreach"]:
         raise RuntimeError(
-            "`fused` and `foreach` cannot be `True` together: they name two paths; leave one of them None"
+            "`fused` and `foreach` cannot be `True` together: they select different paths; leave one of them None"
         )

@@ -1,7 +1,7 @@
-"""Situations in which an update would be silently wrong: recognised and refused, with the way out.
+"""Detects and refuses situations in which an update would be silently wrong.
 
-Aida works on whole layers and, with ``clip_norm``, on the whole model. Libraries that cut layers into
-pieces, or that build one optimizer per piece of a model, do so behind the user's back.
+Aida needs whole layers and, with ``clip_norm``, the whole model. Some libraries cut layers into pieces, or build
+one optimizer per part of a model, and the user may not know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aida._step.group_rules import is_uninitialized
 
-#: Modules that build one optimizer per part of a model, and what they are called.
+#: Modules that build one optimizer per part of a model, with a name for error messages.
 PART_BUILDERS = {
     "torch.distributed.optim.zero_redundancy_optimizer": "ZeroRedundancyOptimizer",
     "torch.distributed.optim.apply_optimizer_in_backward": "an optimizer that runs in the backward pass",
@@ -25,7 +25,7 @@ USE_CLIP_GRAD_NORM = "leave clip_norm=None and call torch.nn.utils.clip_grad_nor
 
 
 def check_whole(p: Tensor, owner: str) -> None:
-    """Refuse a tensor that holds a part of a layer, or several layers in one."""
+    """Refuse a tensor that holds a part of a layer, or several layers."""
     if is_uninitialized(p):
         return
     if hasattr(p, "device_mesh") and hasattr(p, "placements"):
@@ -46,7 +46,7 @@ def check_whole(p: Tensor, owner: str) -> None:
 
 
 class GivenParams:
-    """The parameters as they were given, so that tensors put into the groups later are recognised."""
+    """The parameters that the optimizer was given, to recognise tensors that replace them later."""
 
     def __init__(self) -> None:
         self._shapes: dict[int, list[torch.Size | None]] = {}  # by the group's id
@@ -77,7 +77,7 @@ class GivenParams:
 
 
 def part_builder() -> str | None:
-    """The library that is building one optimizer per part of a model, if that is what is going on."""
+    """The library that is building this optimizer for a part of a model, or None. Reads the call stack."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name == "__init__" and _in_a_constructor(frame):
         frame = frame.f_back
@@ -92,13 +92,13 @@ def _in_a_constructor(frame: Any) -> bool:
 
 
 def check_clipping(builder: str | None, owner: str) -> None:
-    """Refuse ``clip_norm`` where the optimizer sees a part of the model only: the norm would be that of the part."""
+    """Refuse ``clip_norm`` if the optimizer sees only a part of the model, because the norm would be of that part."""
     if builder is not None:
         raise ValueError(
             f"clip_norm inside {builder} would clip each part of the model by its own norm: {USE_CLIP_GRAD_NORM}"
         )
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
-            f"{owner} with clip_norm cannot step inside a backward pass: the global gradient norm is not known before "
-            f"all gradients are; {USE_CLIP_GRAD_NORM}"
+            f"{owner} with clip_norm cannot step inside a backward pass, where not all gradients are known; "
+            f"{USE_CLIP_GRAD_NORM}"
         )

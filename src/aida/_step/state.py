@@ -1,4 +1,4 @@
-"""The state of one parameter: what it holds, how it is made, and whether it still fits."""
+"""The state of one parameter: its tensors, their creation, and the check that they still fit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aida._step.checkpoint import Layout
+from aida._step.checkpoint import StateSchema
 from aida._step.group_rules import STATE_DTYPES, is_plain
 
 #: What a checkpoint of Aida holds.
-LAYOUT = Layout(
+SCHEMA = StateSchema(
     owner="Aida",
     keys=("step", "exp_avg", "exp_avg_var", "skipped"),
     moments=("exp_avg", "exp_avg_var"),
@@ -20,24 +20,24 @@ LAYOUT = Layout(
 
 
 def make_missing(state: dict[str, Any], p: Tensor) -> None:
-    """Make what is missing of a parameter's state; what somebody put there stays."""
-    for name in LAYOUT.keys:
+    """Create the missing tensors of a parameter's state. Existing ones are kept."""
+    for name in SCHEMA.keys:
         if name not in state:
             dtype, _ = _form(name, p)
-            # on the parameter's device, counters too: whether a step counts is decided there, without asking the host
+            # counters too are on the parameter's device, where a step is counted or skipped without synchronizing
             state[name] = (
                 torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-                if name in LAYOUT.moments
+                if name in SCHEMA.moments
                 else torch.zeros((), dtype=dtype, device=p.device)
             )
 
 
 def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
-    """Which of its tensors does not lie beside a parameter, in words; empty where all do.
+    """An error message if a state tensor or the gradient does not fit the parameter, else an empty string.
 
-    Fused paths read bare addresses, and would go past the end of one that is too short.
+    Fused paths read raw addresses, and would read past the end of a tensor that is too short.
     """
-    for name in LAYOUT.keys:
+    for name in SCHEMA.keys:
         kept = state[name]
         if not isinstance(kept, Tensor) or kept.layout != torch.strided or (is_plain(p) and not is_plain(kept)):
             return f"has a {type(kept).__name__} as its {name}, which must be a dense tensor; load a state_dict"
@@ -47,14 +47,14 @@ def misfit(p: Tensor, grad: Tensor, state: dict[str, Any]) -> str:
             return f"has PyTorch's lazy conj or neg bit set on its {name}; keep {name}.resolve_conj().resolve_neg()"
     if grad.shape != p.shape or grad.device != p.device:
         return _unlike(p, "gradient", grad)
-    for name, tensor in (("values", p), ("gradient", grad), *((name, state[name]) for name in LAYOUT.keys)):
+    for name, tensor in (("values", p), ("gradient", grad), *((name, state[name]) for name in SCHEMA.keys)):
         if is_plain(tensor) and _bytes_needed(tensor) > tensor.untyped_storage().nbytes():
-            return f"lost memory: its {name} need more than the storage behind them holds, which was freed or resized"
+            return f"lost memory: its {name} need more than their storage holds, which was freed or resized"
     return ""
 
 
 def _bytes_needed(tensor: Tensor) -> int:
-    """How far into its storage a tensor reaches."""
+    """The size that a tensor needs its storage to have."""
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -62,8 +62,8 @@ def _bytes_needed(tensor: Tensor) -> int:
 
 
 def _form(name: str, p: Tensor) -> tuple[torch.dtype | None, torch.Size]:
-    """Dtype and shape of one of a parameter's tensors; no dtype where the parameter has none that is updated."""
-    return (STATE_DTYPES.get(p.dtype), p.shape) if name in LAYOUT.moments else (torch.float32, torch.Size())
+    """Dtype and shape of a state tensor. The dtype is None if the parameter's dtype is not supported."""
+    return (STATE_DTYPES.get(p.dtype), p.shape) if name in SCHEMA.moments else (torch.float32, torch.Size())
 
 
 def _unlike(p: Tensor, name: str, other: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""What torch.compile sees of a step: a tensor where a number would become part of the graph."""
+"""A compiled step with lr as a tensor, so that a new lr does not recompile it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ Step = Callable[..., Any]
 
 
 def without_gradients(step: Step) -> Step:
-    """torch's decorator of a step, and around a compiled step every float lr a tensor that holds it.
+    """torch's decorator of ``step``, which in addition replaces every float lr by a tensor while the step is compiled.
 
-    torch.compile guards the value of every number in a parameter group, so the first step of a
-    scheduler would throw the graph away; a tensor's value is read when the graph runs. Only the plain
-    call is helped: with ``fullgraph=True`` there is no place outside the graph, and lr has to be a
-    tensor from the start.
+    torch.compile guards the value of every number in a parameter group, so the first step of a scheduler would
+    recompile the graph. The value of a tensor is read when the graph runs. This does not help with
+    ``fullgraph=True``, where no code runs outside the graph: pass lr as a tensor there.
     """
     run: Step = _use_grad_for_differentiable(step)
 
-    @wraps(step)  # like torch's: two wrappers, the inner of them the bare step
+    @wraps(step)  # as in torch, the bare step is found through two wrappers
     def decorated(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _with_tensor_lr(self, run, args, kwargs)
@@ -34,7 +33,7 @@ def without_gradients(step: Step) -> Step:
     return decorated
 
 
-@_disable_dynamo(recursive=False)  # runs as it is, while the step that it calls is compiled
+@_disable_dynamo(recursive=False)  # not compiled itself, unlike the step that it calls
 def _with_tensor_lr(optimizer: Optimizer, run: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     lent = _lend(optimizer)
     try:
@@ -47,7 +46,7 @@ def _with_tensor_lr(optimizer: Optimizer, run: Step, args: tuple[Any, ...], kwar
 
 @_disable_dynamo
 def _lend(optimizer: Optimizer) -> list[tuple[dict[str, Any], float, Tensor]]:
-    """Put a tensor in the place of every float lr: the same at every step, or the graph would not know it."""
+    """Replace every float lr by a tensor, the same one at every step, because the graph is bound to it."""
     tensors: dict[int, Tensor] = optimizer.__dict__.setdefault("_lr_tensors", {})
     lent = []
     for index, group in enumerate(optimizer.param_groups):
@@ -56,7 +55,7 @@ def _lend(optimizer: Optimizer) -> list[tuple[dict[str, Any], float, Tensor]]:
             continue
         devices = {p.device for p in group["params"]}
         device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-        # float64 only where digits would be lost: AOTAutograd compiles twice when it meets a float64 number
+        # float64 only if float32 would lose digits, because AOTAutograd compiles twice for a float64 number
         precise = any(p.dtype in (torch.float64, torch.complex128) for p in group["params"])
         dtype = torch.float64 if precise else torch.float32
         if index not in tensors or (tensors[index].device, tensors[index].dtype) != (device, dtype):

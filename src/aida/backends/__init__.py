@@ -1,9 +1,9 @@
-"""The paths an update can take, and which one a tensor takes.
+"""The paths of an update: what each one is given, and what it must do.
 
-Every path has the same two phases. ``reduce`` reads the gradients and the first moments and leaves
-a few inner products per tensor; ``apply`` turns them into coefficients and writes the new moments
-and parameters. Between the two, and only there, tensors may learn from one another: the global
-gradient norm for ``clip_norm`` today, the other shards of a sharded layer tomorrow.
+Every path has the same two phases. ``reduce`` reads the gradients and the first moments and returns a
+few inner products per tensor. ``apply`` takes them, computes the coefficients and writes the new moments
+and parameters. Tensors depend on one another only between the two phases: ``clip_norm`` needs the
+gradient norm over all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,18 +19,18 @@ from torch import Tensor
 from aida._step.hyper import Hyper
 
 if TYPE_CHECKING:
-    from aida.backends.tables import TensorTable
+    from aida.backends.tables import PointerTable
 
 Kind = str  #: "reference", "foreach" or "fused"
 
 
 class Traits(NamedTuple):
-    """What at least one run of a batch asks for."""
+    """What at least one run of a batch needs."""
 
     clips: bool
     raises: bool
     has_l2: bool
-    has_host_tensors: bool  #: a tensor lr in host memory, or tensor betas, which may change in place
+    has_host_tensors: bool  #: lr in host memory or betas are tensors, which may change in place
     has_device_lr: bool
 
 
@@ -38,8 +38,8 @@ class Traits(NamedTuple):
 class Batch:
     """Tensors that one backend updates together, as parallel lists over all parameter groups.
 
-    ``runs`` says whose values apply: the first ``runs[0][1]`` tensors use ``runs[0][0]``, the next
-    ``runs[1][1]`` use ``runs[1][0]``, and so on.
+    A run is a sequence of tensors with the same hyper-parameters: the first ``runs[0][1]`` tensors use
+    ``runs[0][0]``, the next ``runs[1][1]`` use ``runs[1][0]``, and so on.
     """
 
     params: list[Tensor] = field(default_factory=list)
@@ -50,15 +50,18 @@ class Batch:
     skipped: list[Tensor] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
-    #: Where the tensors lie. BatchCache makes it before a fused backend sees the batch.
-    table: TensorTable = None  # type: ignore[assignment]
-    #: Whether the step may be called off between the phases, by this batch or another.
-    may_be_called_off: bool = False
-    #: Set by torch.amp.GradScaler: gradients are this many times too large / some of them overflowed.
+    #: BatchCache numbers the batch's tensors and its runs. Equal numbers mean the same tensors, or the same runs.
+    generation: int = -1
+    values_generation: int = -1
+    #: The addresses of the tensors. BatchCache makes it before a fused backend sees the batch.
+    table: PointerTable = None  # type: ignore[assignment]
+    #: Whether the step may raise between the phases, because of this batch or another.
+    may_abort: bool = False
+    #: Set by torch.amp.GradScaler: the factor to divide out of the gradients, and whether one of them overflowed.
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    _traits: tuple[list[tuple[Hyper, int]], Traits] | None = None
+    _traits: Traits | None = None
 
     def __len__(self) -> int:
         return len(self.params)
@@ -69,10 +72,10 @@ class Batch:
 
     @property
     def traits(self) -> Traits:
-        """Looked up once for each list of runs: with hundreds of groups, asking them all costs more than a launch."""
-        if self._traits is None or self._traits[0] is not self.runs:
+        """Computed once per list of runs: over hundreds of groups it takes longer than a kernel launch."""
+        if self._traits is None:
             hypers = [hyper for hyper, _ in self.runs]
-            traits = Traits(
+            self._traits = Traits(
                 clips=any(hyper.clip_norm is not None for hyper in hypers),
                 raises=any(hyper.nonfinite == "raise" for hyper in hypers),
                 has_l2=any(hyper.l2 != 0 for hyper in hypers),
@@ -82,15 +85,19 @@ class Batch:
                 ),
                 has_device_lr=any(isinstance(hyper.lr, Tensor) and hyper.lr.device.type != "cpu" for hyper in hypers),
             )
-            self._traits = (self.runs, traits)
-        return self._traits[1]
+        return self._traits
+
+    def set_hypers(self, hypers: list[Hyper], generation: int) -> None:
+        """Replace the hyper-parameters of every run. ``hypers`` has one entry per parameter group."""
+        self.runs = [(hypers[group], count) for group, count in zip(self.groups, self.counts(), strict=True)]
+        self.values_generation, self._traits = generation, None
 
     def tensor_lists(self) -> tuple[list[Tensor], ...]:
-        """The parallel lists, in the order of the fields."""
+        """The parallel lists, in the order of the rows of a pointer table."""
         return self.params, self.grads, self.exp_avgs, self.exp_avg_vars, self.steps, self.skipped
 
     def select(self, wanted: list[bool]) -> Batch:
-        """Some of the tensors, without their values."""
+        """Some of the tensors, without their runs."""
         part = Batch()
         for mine, all_of_them in zip(part.tensor_lists(), self.tensor_lists(), strict=True):
             mine.extend(compress(all_of_them, wanted))
@@ -101,68 +108,73 @@ class Batch:
             mine.extend(more)
         self.runs.extend(other.runs)
         self.groups.extend(other.groups)
+        self._traits = None
 
     def view_as_real(self) -> None:
-        """Let complex tensors be updated as pairs of real numbers."""
+        """View complex tensors as pairs of real numbers."""
         self.grads[:] = [grad.resolve_conj() for grad in self.grads]  # autograd sets the lazy conj bit on some
         for tensors in (self.params, self.grads, self.exp_avgs, self.exp_avg_vars):
             tensors[:] = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
 
     def counts(self) -> list[int]:
-        """How many tensors each run has."""
+        """The number of tensors per run."""
         return [count for _, count in self.runs]
 
     def may_change(self, finite: Tensor, hyper: Hyper) -> Tensor | None:
-        """Which tensors may change in this step, of the shape of ``finite``; None where nothing could forbid it."""
+        """Mask of the tensors that this step updates, with the shape of ``finite``; None if it updates all of them."""
         allowed = finite if hyper.nonfinite == "skip" else None
         if self.found_inf is not None:
             clean = (self.found_inf.reshape(()) == 0).expand(finite.shape)
             allowed = clean if allowed is None else allowed & clean
         return allowed
 
-    def sits_out(self, finite: Tensor) -> Tensor:
-        """Which tensors are to be counted as skipped: not those of a step that GradScaler lets pass as a whole."""
+    def counts_as_skipped(self, finite: Tensor) -> Tensor:
+        """Mask of the tensors to count as skipped; none if GradScaler skips the whole step."""
         return ~finite if self.found_inf is None else ~finite & (self.found_inf.reshape(()) == 0)
 
     def slices(self) -> Iterator[tuple[Hyper, slice]]:
-        """Each run's values and where its tensors lie in the lists."""
+        """The hyper-parameters of each run, and the slice of the lists that it covers."""
         start = 0
         for hyper, count in self.runs:
             yield hyper, slice(start, start + count)
             start += count
 
 
-class Backend(Protocol):
-    """One path of the update. An instance belongs to one optimizer and may keep tables between steps."""
+class Reduced(Protocol):
+    """What ``reduce`` returns and ``apply`` of the same backend takes."""
 
-    def reduce(self, batch: Batch) -> Tensor | None:
-        """Phase one. Returns the squared norm of the gradients whose group clips, None where none does.
+    @property
+    def squared_norm(self) -> Tensor | None:
+        """Squared norm of the gradients whose group clips, 0-dim on the batch's device; None if no group clips.
 
-        It stays on the batch's device (0-dim), counts finite tensors only where ``nonfinite="skip"``,
-        and is of the true gradient, ``grad_scale`` taken out.
+        It is the norm after ``grad_scale`` is divided out. With ``nonfinite="skip"`` it leaves out tensors
+        whose gradient holds NaN or inf.
         """
 
     def nonfinite(self) -> list[int]:
-        """Which tensors of the reduced batch hold NaN or inf. Waits for the device."""
+        """Indices of the tensors whose gradient holds NaN or inf. Synchronizes with the device."""
 
-    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
-        """Phase two, with the squared norm over *all* batches."""
+
+class Backend(Protocol):
+    """One path of the update. An instance belongs to one optimizer and may keep tables between steps."""
+
+    def reduce(self, batch: Batch) -> Reduced:
+        """Phase one: the inner products of every tensor. Changes no tensor of the batch but counters."""
+
+    def apply(self, batch: Batch, reduced: Any, squared_norm: Tensor | None) -> None:
+        """Phase two: new moments and parameters, with the squared norm over all batches."""
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """Scalars per tensor are followed in float64; Apple's GPUs have none."""
+    """The dtype of per-tensor scalars: float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:
-    """The squared norm over all batches, for each batch on its own device."""
+    """The squared norm over all batches, once per batch, on its device."""
     known = [norm for norm in norms if norm is not None]
     if len(known) < 2:
         return list(norms)
-    totals: list[Tensor | None] = []
-    for norm in norms:
-        if norm is None:
-            totals.append(None)
-        else:
-            totals.append(torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum())
-    return totals
+    return [
+        None if norm is None else torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum() for norm in norms
+    ]

@@ -1,9 +1,9 @@
 /* The fused update on a CPU: reduce -> scalars -> apply over a whole batch, in two calls or in one.
  *
- * Plain C behind ctypes, without Python.h: one build serves every Python.
+ * Plain C, loaded by ctypes, without Python.h: one build serves every Python version.
  *
- * A tensor is cut into chunks of fixed size, and the sums over its chunks are added in their order: the result
- * depends neither on the number of threads nor on which of them did what.
+ * A tensor is cut into chunks of fixed size, and the sums of its chunks are added in order. So the result does not
+ * depend on the number of threads or on which thread did what.
  */
 
 #include <float.h>
@@ -23,17 +23,17 @@
 #include "_cpu_rule.h"
 #include "_cpu_tensors.h"
 
-/* Chunks that a thread takes at a time, a block: at most as many as fill a cache of 1 MiB with gradients and first
- * moments. With half of it a step of ResNet34 on two cores takes 5 % longer, with a quarter 15 %. */
+/* A block is the chunks that a thread takes at a time: at most as many as fill a 1 MiB cache with gradients and first
+ * moments. With half as many, a step of ResNet34 on two cores takes 5 % longer; with a quarter, 15 %. */
 #define WIDEST 32
 
-/* Blocks for each thread, at least: few enough to be cheap, enough for all threads to end at about the same time. */
+/* Minimum number of blocks per thread: few enough to be cheap, enough for all threads to finish together. */
 #define TURNS 8
 
-/* Elements for which torch wakes no other thread either. */
+/* Up to this many elements one thread does all the work, as in torch. */
 #define FEW 32768
 
-/* All that a loop over elements needs besides the elements. */
+/* Everything that a loop over elements needs besides the elements. */
 struct coefficients {
     double scale; /* of the raw gradient */
     double l2;
@@ -42,7 +42,7 @@ struct coefficients {
     double residual_m, residual_g;
     double beta2, eps;
     double stepsize;
-    double shrink; /* decoupled weight decay times lr */
+    double scaled_decay; /* lr times decoupled weight decay */
 };
 
 /* -- the loops over elements, for every storage type and instruction set -------------------------------------- */
@@ -90,13 +90,13 @@ static int may_change(const struct job *job, int64_t tensor, const double *value
     return !value[SKIP] || job->finite[tensor];
 }
 
-/* What the moments need: known before anything is reduced, but for the clipping. */
+/* The coefficients of the moments. Except for clipping they are known before the reduction. */
 static void begin_coefficients(const struct job *job, const double *value, struct coefficients *c)
 {
     const double rest = 1 - value[BETA1];
     c->scale = value[SIGN] / job->grad_scale;
     c->l2 = value[L2];
-    /* torch.lerp's two forms: from the end that is nearer, so that beta1 = 0 leaves exactly the gradient */
+    /* the two forms of torch.lerp: start from the nearer end, so that beta1 = 0 gives exactly the gradient */
     c->lerp_from_grad = rest >= 0.5;
     c->lerp_weight = c->lerp_from_grad ? -value[BETA1] : rest;
 }
@@ -116,7 +116,7 @@ static void finish_coefficients(const struct job *job, int64_t tensor, const dou
     c->beta2 = value[BETA2];
     c->eps = value[EPS];
     c->stepsize = value[LR] * sqrt(bias_correction(value[BETA2], step)) / bias_correction(value[BETA1], step);
-    c->shrink = value[LR] * value[DECAY];
+    c->scaled_decay = value[LR] * value[DECAY];
 }
 
 /* -- the phases ----------------------------------------------------------------------------------------------- */
@@ -134,7 +134,7 @@ static void reduce_chunks(const struct job *job, int64_t first, int64_t last)
     }
 }
 
-/* The largest number of a state's dtype. */
+/* The largest number of the state's dtype. */
 static const double largest[STORAGES] = {
     [FLOAT64] = DBL_MAX, [FLOAT32] = FLT_MAX, [BFLOAT16] = FLT_MAX, [FLOAT16] = FLT_MAX};
 
@@ -144,7 +144,7 @@ static void sum_chunks(const struct job *job, int64_t tensor)
     for (int64_t chunk = job->first_chunk[tensor]; chunk < job->first_chunk[tensor + 1]; chunk++)
         for (int64_t column = 0; column < SUMS; column++)
             job->sums[SUMS * tensor + column] += job->partial[SUMS * chunk + column];
-    /* rule.is_usable: without clipping, the squares must fit into the second moment. False for NaN. */
+    /* rule.is_usable: without clipping the squares must fit into the second moment. False for NaN. */
     job->finite[tensor] = job->sums[SUMS * tensor + GG] <= (clips ? DBL_MAX : largest[job->storage]);
 }
 
@@ -154,7 +154,7 @@ static void apply_chunks(const struct job *job, int64_t first, int64_t last)
     int64_t known = -1;
     int change = 0;
     struct coefficients c;
-    for (int64_t chunk = first; chunk < last; chunk++) { /* backwards, a step takes 10 % longer */
+    for (int64_t chunk = first; chunk < last; chunk++) { /* in reverse order a step takes 10 % longer */
         const int64_t tensor = find(job->first_chunk, job->tensors, chunk);
         if (tensor != known) {
             const double *value = values_of(job, tensor);
@@ -170,41 +170,41 @@ static void apply_chunks(const struct job *job, int64_t first, int64_t last)
     }
 }
 
-/* Count the step, or that the tensor sat it out. After all chunks: their coefficients read the step. */
+/* Count the step or the skipped step of every tensor, after all chunks, because their coefficients read the step. */
 static void advance(const struct job *job)
 {
     for (int64_t tensor = 0; tensor < job->tensors; tensor++)
         *counter_of(job, may_change(job, tensor, values_of(job, tensor)) ? STEP : SKIPPED, tensor) += 1;
 }
 
-/* -- the team ------------------------------------------------------------------------------------------------- */
+/* -- the threads ---------------------------------------------------------------------------------------------- */
 
 enum { UNTOUCHED, REDUCED, APPLIED };
 
-/* How far the team has come. Blocks are reduced in order; one can be applied once all its tensors are reduced. */
+/* Progress of all threads. Blocks are reduced in order; a block can be applied once all its tensors are reduced. */
 struct progress {
-    int64_t chunks; /* in all */
-    int64_t width;  /* chunks a block */
+    int64_t chunks; /* in total */
+    int64_t width;  /* chunks per block */
     int64_t blocks;
-    int64_t to_reduce; /* the first block nobody took */
-    int64_t reduced;   /* all blocks before this one are reduced, */
-    int64_t summed;    /* all tensors before this one have their sums, */
-    int64_t ready;     /* and all blocks before this one can be applied */
-    int64_t to_apply;  /* the first block nobody took */
-    int64_t end;       /* what is to be applied in this call: all blocks or none */
+    int64_t to_reduce; /* the next block to reduce */
+    int64_t reduced;   /* all blocks before this one are reduced */
+    int64_t summed;    /* all tensors before this one have their sums */
+    int64_t ready;     /* all blocks before this one can be applied */
+    int64_t to_apply;  /* all blocks before this one are applied or being applied */
+    int64_t end;       /* number of blocks to apply in this call: all or none */
 };
 
-/* A thread's view of the blocks it may apply: it goes down from high to low, then on to those ready by then. What was
- * reduced last is the surest in its cache. */
+/* The blocks that a thread may apply, from high to low, because the last reduced ones are most likely in its cache.
+ * When it reaches low, the next window is what has become ready since. */
 struct window {
     int64_t low, at, high;
 };
 
 enum task { FINISHED, WAIT, REDUCE, APPLY };
 
-/* What a thread does next. It applies the blocks it reduced itself as soon as it can, because they are in its cache:
- * fetched from another core's, a step of ResNet34 on two cores took 18 ms instead of 12. It never waits while anything
- * is left to do, so that a thread which loses its core to another process holds up nobody: beside two or three busy
+/* What a thread does next. It first applies the blocks that it reduced itself, because they are in its cache: when
+ * blocks came from another core's cache, a step of ResNet34 on two cores took 18 ms instead of 12. It never waits while
+ * there is work, so a thread that loses its core to another process delays no other thread: beside two or three busy
  * processes a step took 50 ms, and 178 ms with barriers between the phases. */
 static enum task next_task(const struct job *job, struct progress *now, int32_t thread, struct window *own,
                            int64_t *block)
@@ -268,7 +268,7 @@ static struct progress start(const struct job *job, int reduce, int apply)
     return now;
 }
 
-/* All blocks, by a team of torch's own threads: reduced, applied, or one after the other. */
+/* Reduce all blocks, apply all blocks, or both, on torch's OpenMP threads. */
 static void run(const struct job *job, int reduce, int apply)
 {
     struct progress now = start(job, reduce, apply);
@@ -298,7 +298,7 @@ static void run(const struct job *job, int reduce, int apply)
     }
 }
 
-/* -- what cpu.py calls ---------------------------------------------------------------------------------------- */
+/* -- exported to library.py ----------------------------------------------------------------------------------- */
 
 EXPORT int64_t aida_chunk(void)
 {
@@ -315,7 +315,7 @@ EXPORT int64_t aida_value_columns(void)
     return COLUMNS;
 }
 
-/* Reads `count` tensors; returns how many could be read. Needs the GIL. */
+/* Describe `count` tensors; returns how many could be read. Needs the GIL. */
 EXPORT int64_t aida_describe(const struct exchange *api, void *const *objects, int64_t count, uint64_t *addresses,
                              uint64_t *forms)
 {
@@ -356,7 +356,7 @@ EXPORT void aida_apply(struct job *job)
     advance(job);
 }
 
-/* Both phases in one go. */
+/* Both phases in one call. */
 EXPORT void aida_step(struct job *job)
 {
     run(job, 1, 1);

@@ -1,7 +1,7 @@
-/* bf16 and fp16 as they are stored, to and from float32.
+/* Conversion of bf16 and fp16 to and from float32.
  *
- * In integers and without a branch: every case is computed and one is chosen, so that the loops vectorise on any
- * processor, with or without a half-precision unit.
+ * The code uses integers and no branches: it computes every case and selects one, so that the loops vectorise on every
+ * processor, with or without half-precision instructions.
  */
 
 #include <stdint.h>
@@ -34,8 +34,8 @@ static inline INLINE uint16_t to_bfloat16(float x)
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : nearest_even);
 }
 
-/* A subnormal is converted as an integer: as the bits of a float32 it would be subnormal too, and flushed to zero
- * under torch.set_flush_denormal(True). */
+/* A subnormal is converted from an integer. Its bits as a float32 would be subnormal too, and become zero under
+ * torch.set_flush_denormal(True). */
 static inline INLINE float from_float16(uint16_t stored)
 {
     const uint32_t sign = (uint32_t)(stored & 0x8000) << 16;
@@ -52,7 +52,7 @@ static inline INLINE uint16_t to_float16(float x)
     const uint32_t sign = bits_of(x) >> 16 & 0x8000;
     const uint32_t magnitude = bits_of(x) & 0x7fffffff;
     const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
-    /* the last place of 0.5 is that of a float16 subnormal: the addition rounds */
+    /* 0.5f has the last place of a float16 subnormal, so the addition rounds correctly */
     const uint32_t subnormal = bits_of(of_bits(magnitude) + 0.5f) - bits_of(0.5f);
     const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     const uint32_t below_special = magnitude < 0x38800000 ? subnormal : normal;

@@ -1,17 +1,17 @@
-/* The tables that describe a batch, and how to find things in them.
+/* The tables that describe a batch, and how to look things up in them.
  *
- * The order of rows, of columns and of the fields of `struct job` is a contract with tables.py and cpu.py.
+ * Rows and columns are listed in columns.py, the fields of `struct job` in library.py, in the same order.
  */
 
 #include <stdint.h>
 
-/* Elements whose inner products are summed up in registers before they enter the tensor's sums. */
+/* Elements whose inner products are summed in registers before they are added to the tensor's sums. */
 #define CHUNK 4096
 
-/* rows of tables.ADDRESS_ROWS */
+/* columns.POINTER_ROWS */
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_VAR, STEP, SKIPPED };
 
-/* columns of library.VALUE_COLUMNS */
+/* columns.VALUE_COLUMNS */
 enum { LR, BETA1, BETA2, EPS, L2, DECAY, XI, PROJECTIONS, CLIP_NORM, SIGN, SKIP, COLUMNS };
 
 /* cpu.STORAGE */
@@ -19,7 +19,7 @@ enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16, STORAGES };
 
 struct job {
     int64_t tensors;
-    int64_t elements; /* of all tensors */
+    int64_t elements; /* in all tensors */
     int64_t runs;
     int64_t threads;
     int64_t storage;             /* of parameters and gradients */
@@ -34,8 +34,8 @@ struct job {
     uint8_t *finite;             /* (tensors): whether the gradient can be used; reduce writes, apply reads */
     int32_t *owner;              /* (blocks): the thread that reduced it */
     uint8_t *stage;              /* (blocks) */
-    double grad_scale;           /* gradients are this many times too large */
-    double squared_norm;         /* reduce writes the batch's own, apply reads that over all batches */
+    double grad_scale;           /* divided out of the gradients */
+    double squared_norm;         /* reduce writes that of the batch, apply reads that of all batches */
 };
 
 /* One chunk of a tensor. */
@@ -48,7 +48,7 @@ static const struct {
     int64_t param, state;
 } bytes[STORAGES] = {[FLOAT64] = {8, 8}, [FLOAT32] = {4, 4}, [BFLOAT16] = {2, 4}, [FLOAT16] = {2, 4}};
 
-/* The last i with starts[i] <= x, which skips tensors without elements; starts[count] is a bound. */
+/* The last i with starts[i] <= x, so that empty tensors are skipped; starts[count] is an upper bound of x. */
 static int64_t find(const int64_t *starts, int64_t count, int64_t x)
 {
     int64_t low = 0, high = count;

@@ -1,16 +1,16 @@
-/* The two loops over elements. _cpu.c includes this file once for every pair of a storage type and an
- * instruction set, with these macros set:
+/* The two loops over elements. _cpu.c includes this file once per pair of a storage type and an instruction set, with
+ * these macros:
  *
  *   NAME(x)   the function's name for this pair
  *   TARGET    the function attribute that selects the instruction set
- *   STORED    how a parameter and its gradient lie in memory; LOAD and STORE convert
- *   REAL      the type of the moments, and of the arithmetic; ROOT is its square root
+ *   STORED    the type of a parameter and its gradient in memory; LOAD and STORE convert
+ *   REAL      the type of the moments and of the arithmetic; ROOT is its square root
  *
- * A loop is written once and inlined for each case that would be a branch inside it: GCC unswitches such a branch and
- * then vectorises only one side, and a reducing loop without weight decay must not read the parameter at all.
+ * Each loop is written once and inlined for every case that would be a branch inside it. GCC would unswitch such a
+ * branch and vectorise only one side, and a reduction without weight decay must not read the parameter at all.
  */
 
-/* In float64, where no square of a float32 overflows and a sum does not depend on how a layer is cut into pieces. */
+/* In float64, in which no square of a float32 overflows and sums hardly depend on how a layer is cut into pieces. */
 static inline INLINE TARGET void NAME(gram_of)(const struct stretch *at, const struct coefficients *c, double *out,
                                                int with_l2, int clips)
 {
@@ -18,7 +18,7 @@ static inline INLINE TARGET void NAME(gram_of)(const struct stretch *at, const s
     const STORED *restrict grad = at->grad;
     const REAL *restrict exp_avg = at->exp_avg;
     const REAL scale = (REAL)c->scale, l2 = (REAL)c->l2;
-    /* in float64 the products of the new moment, from those of the old one, would lose digits */
+    /* deriving the products of the new moment from those of the old one would lose float64 digits */
     const int new = !clips && sizeof(REAL) == sizeof(double);
     double mm = 0, mg = 0, gg = 0, mp = 0, gp = 0, pp = 0;
 #pragma omp simd reduction(+ : mm, mg, gg, mp, gp, pp)
@@ -49,8 +49,8 @@ static inline INLINE TARGET void NAME(gram_of)(const struct stretch *at, const s
     out[PP] = pp;
 }
 
-/* rule.Gram of the first moment (the old one; in float64 without clipping the new one) and the gradient that the update
- * uses; with clipping, whose coefficient is not known yet, of the raw gradient and the parameter. */
+/* rule.Gram of the old first moment and the gradient that the update uses (in float64 without clipping, of the new
+ * first moment). With clipping, whose coefficient is not known yet, of the raw gradient and the parameter. */
 static TARGET void NAME(gram)(const struct stretch *at, const struct coefficients *c, double *out, int clips)
 {
     if (clips && c->l2 != 0)
@@ -73,7 +73,7 @@ static inline INLINE TARGET void NAME(update_of)(const struct stretch *at, const
     const REAL scale = (REAL)c->scale, l2 = (REAL)c->l2, weight = (REAL)c->lerp_weight;
     const REAL a = (REAL)c->residual_m, b = (REAL)c->residual_g;
     const REAL beta2 = (REAL)c->beta2, rest2 = (REAL)(1 - c->beta2), eps = (REAL)c->eps;
-    const REAL stepsize = (REAL)c->stepsize, shrink = (REAL)c->shrink;
+    const REAL stepsize = (REAL)c->stepsize, decay = (REAL)c->scaled_decay;
 #pragma omp simd
     for (int64_t i = 0; i < at->count; i++) {
         const REAL p = LOAD(param[i]);
@@ -94,7 +94,7 @@ static inline INLINE TARGET void NAME(update_of)(const struct stretch *at, const
         exp_avg_var[i] = v;
 
         /* parameters */
-        param[i] = STORE(p - (stepsize * (m / ROOT(v)) + shrink * p));
+        param[i] = STORE(p - (stepsize * (m / ROOT(v)) + decay * p));
     }
 }
 

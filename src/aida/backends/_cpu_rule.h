@@ -1,11 +1,11 @@
-/* The scalar laws of rule.py, under their names there. All in float64, a few numbers a tensor. */
+/* The scalar functions of rule.py, under the same names, in float64. */
 
 #include <math.h>
 #include <stdint.h>
 
 #define CLIP_GUARD 1e-6
 
-/* rule.Gram as columns of a table. */
+/* columns.PRODUCT_COLUMNS: the fields of rule.Gram */
 enum { MM, MG, GG, MP, GP, PP, SUMS };
 
 /* rule.Products */
@@ -13,7 +13,7 @@ struct products {
     double dot, mm, gg;
 };
 
-/* What clip_grad_norm_ of torch multiplies every gradient with. */
+/* The factor that torch's clip_grad_norm_ multiplies every gradient with. */
 static double clip_coefficient(double squared_norm, double clip_norm)
 {
     const double coefficient = clip_norm / (sqrt(squared_norm) + CLIP_GUARD);
@@ -27,7 +27,7 @@ static struct products rescaled_products(const double *gram, double scale, doubl
     const double mg = scale * gram[MG] + l2 * gram[MP];
     const double rest = 1 - beta1;
     const double mm = beta1 * beta1 * gram[MM] + 2 * beta1 * rest * mg + rest * rest * gg;
-    /* a sum of squares that cancels to below zero would turn into a negative length; NaN stays NaN */
+    /* cancellation may make a sum of squares negative; NaN stays NaN */
     return (struct products){.dot = beta1 * mg + rest * gg, .mm = mm < 0 ? 0 : mm, .gg = gg < 0 ? 0 : gg};
 }
 

@@ -1,4 +1,4 @@
-/* The kernels of one instruction set for every storage type; _cpu.c sets TARGET and LEVEL. */
+/* The kernels of one instruction set, for all storage types. _cpu.c defines TARGET and LEVEL. */
 
 #define STORED double
 #define REAL double

@@ -1,7 +1,7 @@
-/* What a tensor is and where it lies, read from the Python object through DLPack's C exchange API.
+/* The address, device, dtype, shape and strides of a tensor, read from the Python object by DLPack's C exchange API.
  *
- * The declarations follow the DLPack standard, version 1.3: github.com/dmlc/dlpack. torch hands the table of functions
- * out as torch.Tensor.__dlpack_c_exchange_api__. Reading a tensor takes as long as asking it for its address in Python.
+ * The declarations follow the DLPack standard, version 1.3: github.com/dmlc/dlpack. torch provides the functions as
+ * torch.Tensor.__dlpack_c_exchange_api__. Reading a tensor takes as long as one call of data_ptr() in Python.
  */
 
 #include <stdint.h>
@@ -36,7 +36,7 @@ static uint64_t mixed(uint64_t hash, int64_t number)
     return hash ^ hash >> 29;
 }
 
-/* The address of a tensor, and a hash of its device, dtype, shape and strides; 0 if it has no memory. */
+/* Write a tensor's address and a hash of its device, dtype, shape and strides. Returns 0 if it has no memory. */
 static int describe(const struct exchange *api, void *object, uint64_t *address, uint64_t *form)
 {
     struct dl_tensor tensor;
@@ -51,7 +51,7 @@ static int describe(const struct exchange *api, void *object, uint64_t *address,
         elements *= tensor.shape[i];
     }
     if (tensor.data == 0 && elements != 0)
-        return 0; /* its memory was freed */
+        return 0; /* the memory was freed */
     *address = (uint64_t)(uintptr_t)tensor.data + tensor.byte_offset;
     *form = hash;
     return 1;

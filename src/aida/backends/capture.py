@@ -1,9 +1,8 @@
-"""Copying to the device beside a CUDA graph capture, instead of inside the graph.
+"""Copies to the device during a CUDA graph capture that are not part of the graph.
 
-A graph that copies a table from the host would repeat the copy at every replay. The table of a
-captured step never changes, so it is sent once, while the capture is under way, on a stream of its
-own. Waiting for that stream, and taking memory for it, is what a capture forbids by default; CUDA
-lets a thread say that it knows what it does.
+A graph that copies a table from the host repeats the copy at every replay. The table of a captured step
+never changes, so it is sent once, during the capture, on another stream. By default a capture forbids
+synchronizing with that stream and allocating memory for it; CUDA's relaxed capture mode allows both.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 @cache
 def _exchange_mode() -> Any:
-    """cudaThreadExchangeStreamCaptureMode of the CUDA runtime torch has loaded; None where it is not to be found."""
+    """cudaThreadExchangeStreamCaptureMode of the CUDA runtime that torch has loaded, or None if there is none."""
     try:
         return ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode
     except (AttributeError, OSError):
@@ -31,15 +30,15 @@ def _exchange_mode() -> Any:
 
 @contextmanager
 def beside_capture(streams: Sequence[torch.cuda.Stream]) -> Iterator[torch.cuda.Stream | None]:
-    """Work that happens now, not in the graph: on one of ``streams``; None where that cannot be."""
+    """Run work now on one of ``streams``, without recording it. Yields the stream, or None if that is impossible."""
     exchange = _exchange_mode()
-    # torch hands streams out of a small pool, so one of them may be the very stream that is captured
+    # torch takes streams from a small pool, so one of them may be the stream that is captured
     stream = next((stream for stream in streams if not _is_capturing(stream)), None)
     if exchange is None or stream is None:
         yield None
         return
     mode = ctypes.c_int(_RELAXED)
-    exchange(ctypes.byref(mode))  # mode now holds what it was
+    exchange(ctypes.byref(mode))  # mode now holds the previous mode
     try:
         with torch.cuda.stream(stream):
             yield stream
@@ -48,7 +47,7 @@ def beside_capture(streams: Sequence[torch.cuda.Stream]) -> Iterator[torch.cuda.
 
 
 def send_during_capture(host: Tensor, device: Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
-    """Copy pinned ``host`` to ``device`` now, or, where that cannot be, at every replay of the graph."""
+    """Copy pinned ``host`` to ``device`` now or, if that is impossible, at every replay of the graph."""
     with beside_capture(streams) as stream:
         device.copy_(host, non_blocking=True)
         if stream is not None:

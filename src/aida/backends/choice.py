@@ -1,4 +1,4 @@
-"""Which path a tensor takes: torch's own flags name them, None picks the fastest that fits."""
+"""Which path a tensor takes: torch's flags select it, and None selects the fastest that fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aida.backends.tables import is_dense
 
 
 class Route(NamedTuple):
-    """Tensors that agree in all of this share one batch."""
+    """The key of a batch: tensors with the same route share one."""
 
     kind: Kind
     device: torch.device
@@ -25,11 +25,11 @@ class Route(NamedTuple):
 
 
 def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, batches: dict[Route, Batch]) -> None:
-    """Move one group's tensors into the batches of their routes, keeping their order."""
+    """Add one group's tensors to the batches of their routes, in order."""
     known: dict[tuple[Any, ...], Route] = {}
     routes: list[Route] = []
     for param, grad in zip(found.params, found.grads, strict=True):
-        # on every tensor at every step, hence no call where a look-up will do
+        # for every tensor whenever batches are built, so a look-up replaces most calls
         dense = param.is_contiguous() or is_dense(param)
         key = (type(param), type(grad), param.device, param.dtype, grad.dtype, dense)
         route = known.get(key)
@@ -49,19 +49,19 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
 
 def make_backend(route: Route) -> Backend:
     if route.kind == "fused":
-        return _fused_backend(route.device.type)
+        return triton.Triton() if route.device.type == "cuda" else cpu.Cpu()
     return Foreach() if route.kind == "foreach" else Reference()
 
 
 def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) -> Kind:
-    """The path this tensor takes with these flags."""
+    """The path of a tensor with its group's flags."""
     foreach, fused = group["foreach"], group["fused"]
     if group["differentiable"] or (foreach is False and not fused):
         return "reference"
     if torch.compiler.is_compiling():
-        return "foreach"  # the compiler fuses plain operations, and cannot see into kernels
+        return "foreach"  # the compiler fuses plain operations, and cannot trace kernels
     if not (is_plain(param) and is_plain(grad)):
-        return "reference"  # what a subclass wraps is found by torch's own operations alone
+        return "reference"  # a subclass may keep its values elsewhere: only torch operations work
     if foreach or fused is False or in_dispatch_mode():
         return "foreach"
     if fused and not fused_available(param.device.type):
@@ -70,12 +70,12 @@ def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) ->
 
 
 def in_dispatch_mode() -> bool:
-    """Whether a mode (FakeTensorMode, FlopCounterMode) wants to see every operation: kernels would pass it by."""
+    """Whether a mode such as FakeTensorMode or FlopCounterMode is active, which must see every operation."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def fused_available(device_type: str) -> bool:
-    """Whether the fused path exists on such devices here."""
+    """Whether the fused path is available for this type of device."""
     if device_type == "cuda":
         return triton.available()
     return device_type == "cpu" and cpu.available()
@@ -85,12 +85,8 @@ def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper) -> bool:
     if not fused_available(param.device.type):
         return False
     if hyper.has_tensor_betas and any(isinstance(b, Tensor) and b.is_cuda for b in (hyper.beta1, hyper.beta2)):
-        return False  # the tables hold values, and reading them from the device would stop it
+        return False  # the tables hold numbers, and reading them from the device would synchronize
     return triton.fits(param, grad) if param.is_cuda else cpu.fits(param, grad)
-
-
-def _fused_backend(device_type: str) -> Backend:
-    return triton.Triton() if device_type == "cuda" else cpu.Cpu()
 
 
 def _why_not_fused(device_type: str) -> str:
@@ -98,10 +94,10 @@ def _why_not_fused(device_type: str) -> str:
         return "fused=True on a CUDA device needs Triton (pip install triton); fused=None takes the foreach path"
     if device_type == "cpu":
         return (
-            "fused=True on the CPU needs the C kernel, which was not built: reinstall aida-optim where a C compiler is "
-            "found; fused=None takes the foreach path"
+            "fused=True on the CPU needs the C kernel, which was not built: install a C compiler and reinstall "
+            "aida-optim; fused=None takes the foreach path"
         )
     return (
         "`fused=True` requires all the params to be floating point Tensors of supported devices: cuda and cpu, not "
-        f"{device_type}; leave fused=None"
+        f"{device_type}; use fused=None"
     )

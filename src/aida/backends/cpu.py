@@ -1,7 +1,7 @@
-"""The fused path of a CPU: one call into ``_cpu.c`` a phase, over all tensors of the batch.
+"""The fused CPU path: one call into ``_cpu.c`` per phase, over all tensors of the batch.
 
-Where no run clips or raises, nobody needs to know anything between the phases; then both are one call,
-which applies a tensor as soon as it is reduced, while its gradient and first moment are in cache.
+If no run clips or raises, nothing happens between the phases. Then one call does both: it applies each
+tensor as soon as it is reduced, while its gradient and first moment are in cache.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aida._step.hyper import Hyper
 from aida.backends import Batch
+from aida.backends.columns import PRODUCT_COLUMNS
 from aida.backends.library import Job, address_of, library
 from aida.backends.tables import is_dense, note_write, value_rows
-from aida.rule import Gram
 
-#: What parameters and gradients may be stored as, and the library's number for it.
+#: Dtypes of parameters and gradients, with the library's number of each.
 STORAGE = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-
-#: Columns of the library's sums.
-SUMS = len(Gram._fields)
 
 
 def available() -> bool:
@@ -36,51 +34,54 @@ def fits(param: Tensor, grad: Tensor) -> bool:
     return param.dtype in STORAGE and grad.dtype == param.dtype and param.device.type == "cpu" and is_dense(param)
 
 
+class _Reduced(NamedTuple):
+    squared_norm: Tensor | None
+    finite: array[int]  #: per tensor, whether its gradient can be used
+    deferred: bool  #: whether phase one is left to run together with phase two
+
+    def nonfinite(self) -> list[int]:
+        return [i for i, ok in enumerate(self.finite) if not ok]
+
+
 class Cpu:
     def __init__(self, level: int | None = None) -> None:
         found = library()
         if found is None:
             raise RuntimeError(
-                "the C kernel of the fused CPU path was not built, or does not load here; "
-                "ask aida.backends.cpu.available() first, and take the foreach path where it says False"
+                "the C kernel of the fused CPU path was not built or does not load here; "
+                "call aida.backends.cpu.available() first, and use the foreach path if it returns False"
             )
         self._library = found
         self._job = Job(level=found.levels - 1 if level is None else level)
-        self._generation = -1  # of the batch whose sizes the tables hold
-        self._runs: list[tuple[Hyper, int]] | None = None  # whose values the tables hold; None where they may change
-        self._waits = False  # whether phase one was put off into phase two
+        self._arrays: dict[str, array[Any]] = {}  # what the pointers of the job point to
+        self._generation: int | None = None  # of the tensors whose sizes the job holds
+        self._values_generation: int | None = None  # of the values in the job; None if they may change in place
 
-    def reduce(self, batch: Batch) -> Tensor | None:
+    def reduce(self, batch: Batch) -> _Reduced:
         self._read(batch)
-        self._waits = not (batch.traits.clips or batch.traits.raises)
-        if not self._waits:
+        clips = batch.traits.clips
+        deferred = not (clips or batch.traits.raises)
+        if not deferred:
             self._library.reduce(self._job)
-        if not batch.traits.clips:
-            return None
-        return torch.tensor(self._job.squared_norm, dtype=torch.float64, device="cpu")
+        norm = torch.tensor(self._job.squared_norm, dtype=torch.float64, device="cpu") if clips else None
+        return _Reduced(norm, self._arrays["finite"], deferred)
 
-    def nonfinite(self) -> list[int]:
-        if self._waits:
-            self._library.reduce(self._job)
-            self._waits = False
-        return [i for i, ok in enumerate(self._finite) if not ok]
-
-    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
+    def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
         if batch.found_inf is not None and float(batch.found_inf) != 0:
             return
         if squared_norm is not None:
             self._job.squared_norm = float(squared_norm)
-        if self._waits:
+        if reduced.deferred:
             self._library.step(self._job)
         else:
             self._library.apply(self._job)
         note_write(batch.params)
 
     def _read(self, batch: Batch) -> None:
-        """Fill the job with where everything lies now, and with the values of this step."""
-        if batch.table.generation != self._generation:
+        """Fill the job with the addresses and values of this step."""
+        if batch.generation != self._generation:
             self._read_sizes(batch)
-        if batch.runs is not self._runs:
+        if batch.values_generation != self._values_generation:
             self._read_values(batch)
         job = self._job
         job.threads = torch.get_num_threads()
@@ -90,41 +91,36 @@ class Cpu:
     def _read_values(self, batch: Batch) -> None:
         hypers = [hyper for hyper, _ in batch.runs]
         fixed = not any(isinstance(hyper.lr, Tensor) or hyper.has_tensor_betas for hyper in hypers)
-        self._runs = batch.runs if fixed else None
-        self._values = value_rows(map(_on_host, hypers))
-        self._first_tensor = array("q", accumulate(batch.counts(), initial=0))
-
-        job = self._job
-        job.runs = len(hypers)
-        job.values = address_of(self._values)
-        job.first_tensor = address_of(self._first_tensor)
+        self._values_generation = batch.values_generation if fixed else None
+        self._job.runs = len(hypers)
+        self._set("values", value_rows(map(_on_host, hypers)))
+        self._set("first_tensor", array("q", accumulate(batch.counts(), initial=0)))
 
     def _read_sizes(self, batch: Batch) -> None:
-        self._generation = batch.table.generation
-        self._sizes = array("q", (p.numel() for p in batch.params))
+        self._generation = batch.generation
+        sizes = array("q", (p.numel() for p in batch.params))
         chunk = self._library.chunk
-        self._first_chunk = array("q", accumulate((-(-size // chunk) for size in self._sizes), initial=0))
-        # plain memory, not tensors: those would follow torch.set_default_device
-        chunks, tensors = self._first_chunk[-1], len(batch)
-        self._partial = array("d", bytes(8 * SUMS * chunks))
-        self._sums = array("d", bytes(8 * SUMS * tensors))
-        self._finite = array("B", bytes(tensors))
-        self._owner = array("i", bytes(4 * chunks))
-        self._stage = array("B", bytes(chunks))
+        first_chunk = array("q", accumulate((-(-size // chunk) for size in sizes), initial=0))
+        chunks, tensors, products = first_chunk[-1], len(batch), len(PRODUCT_COLUMNS)
 
         job = self._job
         job.tensors = tensors
         job.storage = STORAGE[batch.params[0].dtype]
-        job.elements = sum(self._sizes)
-        job.sizes = address_of(self._sizes)
-        job.first_chunk = address_of(self._first_chunk)
-        job.partial = address_of(self._partial)
-        job.sums = address_of(self._sums)
-        job.finite = address_of(self._finite)
-        job.owner = address_of(self._owner)
-        job.stage = address_of(self._stage)
+        job.elements = sum(sizes)
+        self._set("sizes", sizes)
+        self._set("first_chunk", first_chunk)
+        self._set("partial", array("d", bytes(8 * products * chunks)))
+        self._set("sums", array("d", bytes(8 * products * tensors)))
+        self._set("finite", array("B", bytes(tensors)))
+        self._set("owner", array("i", bytes(4 * chunks)))
+        self._set("stage", array("B", bytes(chunks)))
+
+    def _set(self, name: str, table: array[Any]) -> None:
+        """Point a field of the job to an array, and keep the array alive. A tensor would follow the default device."""
+        self._arrays[name] = table
+        setattr(self._job, name, address_of(table))
 
 
 def _on_host(hyper: Hyper) -> Hyper:
-    """The values with a learning rate that lies on another device read from there."""
+    """The values with lr as a number, read from its device if it is a tensor."""
     return replace(hyper, lr=float(hyper.lr)) if isinstance(hyper.lr, Tensor) else hyper

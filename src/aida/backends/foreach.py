@@ -1,7 +1,7 @@
 """The multi-tensor path: plain torch operations over lists of tensors, on any device.
 
-The lists are cut into buckets of a few pieces, so that the one temporary an update needs stays as
-small as a bucket: in cache on a CPU, and never the size of the model on a GPU.
+The lists are cut into buckets of limited size. An update needs one temporary of the size of a bucket: it
+stays in a CPU's cache, and on a GPU it is much smaller than the model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from aida.rule import (
     residual_coefficients,
 )
 
-#: Elements whose temporaries stay in a CPU's cache: 51 instead of 78 ms a step for ResNet34 on two cores.
+#: Elements whose temporaries stay in a CPU's cache: 51 instead of 78 ms per step for ResNet34 on two cores.
 CPU_BUCKET = 131_072
-#: Elements that keep a GPU busy: 64 MiB of float32, the largest temporary of this path.
+#: Enough elements to keep a GPU busy: 64 MiB of float32, the largest temporary of this path.
 DEVICE_BUCKET = 1 << 24
 
 
 class Piece(NamedTuple):
-    """Equally long stretches of one tensor's param, grad, exp_avg and exp_avg_var."""
+    """The same elements of one tensor's param, grad, exp_avg and exp_avg_var."""
 
     owner: int
     param: Tensor
@@ -43,25 +43,30 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Coefficients:
-    """One number a tensor (0-dim, on its device): all that ``apply`` needs besides the tensors."""
+    """Everything that ``apply`` needs besides the tensors: one 0-dim tensor per tensor, on its device."""
 
-    grad: list[Tensor]  #: what the raw gradient is multiplied with
+    grad: list[Tensor]  #: factor of the raw gradient
     residual_m: list[Tensor]
     residual_g: list[Tensor]
     beta2: list[Tensor]
     eps: list[Tensor]
-    guard: list[Tensor]  #: 1 for a tensor that must not change: its variance may still be 0
+    guard: list[Tensor]  #: 1 for a tensor that must not change, because its variance may still be 0
     stepsize: list[Tensor]
-    shrink: list[Tensor]  #: decoupled weight decay times lr
+    scaled_decay: list[Tensor]  #: lr times decoupled weight decay
+
+
+class _Reduced(NamedTuple):
+    squared_norm: Tensor | None
+    finite: Tensor  #: per tensor, whether its gradient can be used
+    sums: list[Gram]  #: per run, with one number per tensor
+
+    def nonfinite(self) -> list[int]:
+        return [i for i, ok in enumerate(self.finite.tolist()) if not ok]
 
 
 class Foreach:
-    def __init__(self) -> None:
-        self._finite: Tensor | None = None
-        self._sums: list[Gram] = []  # of each run, a number per tensor
-
-    def reduce(self, batch: Batch) -> Tensor | None:
-        self._sums = []
+    def reduce(self, batch: Batch) -> _Reduced:
+        all_sums: list[Gram] = []
         finite: list[Tensor] = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
@@ -74,18 +79,12 @@ class Foreach:
                 if hyper.nonfinite == "skip":
                     squared = torch.where(ok, squared, torch.zeros_like(squared))
                 total = squared.sum() if total is None else total + squared.sum()
-            self._sums.append(sums)
+            all_sums.append(sums)
             finite.append(ok)
-        self._finite = torch.cat(finite)
-        return total
+        return _Reduced(total, torch.cat(finite), all_sums)
 
-    def nonfinite(self) -> list[int]:
-        assert self._finite is not None
-        return [i for i, ok in enumerate(self._finite.tolist()) if not ok]
-
-    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
-        assert self._finite is not None
-        for (hyper, where), sums in zip(batch.slices(), self._sums, strict=True):
+    def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
+        for (hyper, where), sums in zip(batch.slices(), reduced.sums, strict=True):
             scale = _grad_scale(batch, hyper).expand_as(sums.gg)
             if _takes_new(batch, hyper):
                 products = Products(sums.mg, sums.mm, sums.gg)
@@ -95,8 +94,8 @@ class Foreach:
                 assert squared_norm is not None
                 scale = scale * clip_coefficient(squared_norm, hyper.clip_norm).to(scale.dtype)
                 products = rescaled_products(sums, scale, hyper.beta1, hyper.l2)
-            change = batch.may_change(self._finite[where], hyper)
-            # under a trace, and on a device, nothing may depend on values: mask instead of branching
+            change = batch.may_change(reduced.finite[where], hyper)
+            # a branch on a value would break a trace and synchronize with a device: elsewhere use a mask
             if change is not None and batch.device.type == "cpu" and not torch.compiler.is_compiling():
                 change = None if bool(change.all()) else change
             coefficients = _coefficients(batch, where, hyper, scale, products, change)
@@ -113,19 +112,19 @@ class Foreach:
                     for piece in bucket
                 ]
                 _apply_bucket(bucket, grads, hyper, coefficients, owned=owned, guarded=change is not None)
-            _advance(batch, where, hyper, self._finite[where], change)
+            _advance(batch, where, hyper, reduced.finite[where], change)
 
 
 def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
-    """The inner products of each tensor's old first moment and of the gradient that the update uses, in float64.
+    """Inner products of each tensor's old first moment and the gradient that the update uses, in float64.
 
-    With clipping, whose coefficient is not known yet, they are of the raw gradient and of the parameter.
+    With clipping, whose coefficient is not known yet, inner products of the raw gradient and the parameter.
     """
     dtype = scalar_dtype(batch.device)
     clips = hyper.clip_norm is not None
     partial: list[list[Tensor]] = [[] for _ in range(where.stop - where.start)]
     for bucket in _buckets(batch, where):
-        for piece in bucket:  # one at a time: the inner products are, and the temporaries stay as small
+        for piece in bucket:  # one at a time, so that the float64 temporaries stay small
             grad = piece.grad if clips else _effective_grad(piece, hyper, scale, batch.grad_scale is not None, None)
             m, g = piece.exp_avg.to(dtype), grad.to(dtype)
             if _takes_new(batch, hyper):
@@ -141,7 +140,7 @@ def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
 
 
 def _sum_partial(partial: list[list[Tensor]], width: int, device: torch.device) -> Tensor:
-    """Partial sums into one row a tensor, always in the order of the pieces: two runs agree bitwise."""
+    """Add partial sums, one row per tensor, always in the order of the pieces: results are bitwise reproducible."""
     nothing = torch.zeros(width, dtype=scalar_dtype(device), device=device)
     rows = [
         torch.stack(pieces).sum(0) if len(pieces) > 1 else pieces[0]
@@ -161,17 +160,17 @@ def _coefficients(
     stepsize = (
         hyper.rate * bias_correction(hyper.beta2, step).sqrt() / bias_correction(hyper.beta1, step)
     ) * torch.ones_like(step)
-    shrink = torch.ones_like(step) * hyper.rate * hyper.decay
+    scaled_decay = torch.ones_like(step) * hyper.rate * hyper.decay
     if change is not None:
         zero, one = torch.zeros_like(step), torch.ones_like(step)
         a, b = torch.where(change, a, zero), torch.where(change, b, zero)
         beta2, eps, guard = (
             torch.where(change, beta2, one), torch.where(change, eps, zero), torch.where(change, zero, one),
         )  # fmt: skip
-        stepsize, shrink = torch.where(change, stepsize, zero), torch.where(change, shrink, zero)
-    # at the state's precision, so that list operations find one dtype
+        stepsize, scaled_decay = torch.where(change, stepsize, zero), torch.where(change, scaled_decay, zero)
+    # in the dtype of the state, because list operations need a single dtype
     dtype = batch.exp_avgs[where.start].dtype
-    return Coefficients(*(list(x.to(dtype).unbind()) for x in (scale, a, b, beta2, eps, guard, stepsize, shrink)))
+    return Coefficients(*(list(x.to(dtype).unbind()) for x in (scale, a, b, beta2, eps, guard, stepsize, scaled_decay)))
 
 
 def _apply_bucket(
@@ -210,8 +209,8 @@ def _apply_bucket(
     torch._foreach_reciprocal_(work)
     torch._foreach_mul_(work, means)
     torch._foreach_mul_(work, each(coefficients.stepsize))
-    if hyper.decay != 0:  # into the same difference: a low-precision parameter is rounded once
-        torch._foreach_addcmul_(work, [p.to(work[0].dtype) for p in params], each(coefficients.shrink))
+    if hyper.decay != 0:  # part of the same difference, so that a low-precision parameter is rounded once
+        torch._foreach_addcmul_(work, [p.to(work[0].dtype) for p in params], each(coefficients.scaled_decay))
     torch._foreach_sub_(params, work)
 
 
@@ -222,7 +221,7 @@ def _advance(batch: Batch, where: slice, hyper: Hyper, finite: Tensor, change: T
     dtype = batch.steps[where.start].dtype
     torch._foreach_add_(batch.steps[where], list(change.to(dtype).unbind()))
     if hyper.nonfinite == "skip":
-        counts = batch.sits_out(finite)
+        counts = batch.counts_as_skipped(finite)
         torch._foreach_add_(batch.skipped[where], list(counts.to(batch.skipped[where.start].dtype).unbind()))
 
 
@@ -232,26 +231,26 @@ def _grad_scale(batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def _effective_grad(piece: Piece, hyper: Hyper, scale: Tensor, amp: bool, change: Tensor | None) -> Tensor:
-    """The gradient the update uses; p.grad itself where it can be, never changed."""
+    """The gradient that the update uses: p.grad itself if possible, and p.grad is never changed."""
     grad = piece.grad.to(piece.exp_avg.dtype)
     if amp or hyper.maximize or hyper.clip_norm is not None:
         grad = grad * scale.to(grad.dtype)
     if hyper.l2 != 0:
         grad = grad.add(piece.param, alpha=hyper.l2)
-    if change is not None:  # 0 * NaN is NaN: a gradient that must not count is replaced, not scaled
+    if change is not None:  # 0 * NaN is NaN, so an unusable gradient is replaced, not scaled
         grad = torch.where(change, grad, piece.exp_avg)
     return grad
 
 
 def _owns_gradients(batch: Batch, where: slice, hyper: Hyper, change: Tensor | None) -> bool:
-    """Whether :func:`_effective_grad` made new tensors, which may then serve as the one temporary."""
+    """Whether :func:`_effective_grad` returns new tensors, which the update can then use as its temporary."""
     cast = batch.grads[where.start].dtype != batch.exp_avgs[where.start].dtype
     scaled = batch.grad_scale is not None or hyper.maximize or hyper.clip_norm is not None
     return cast or scaled or hyper.l2 != 0 or change is not None
 
 
 def _takes_new(batch: Batch, hyper: Hyper) -> bool:
-    """Whether the inner products are of the new first moment: from those of the old one, float64 would lose digits."""
+    """Whether to use inner products of the new first moment: deriving them from the old one loses float64 digits."""
     return hyper.clip_norm is None and batch.exp_avgs[0].dtype == torch.float64
 
 
@@ -274,7 +273,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _buckets(batch: Batch, where: slice) -> Iterator[list[Piece]]:
-    """The run's tensors in pieces, as many at a time as the bucket holds."""
+    """The run's tensors in pieces, as many per bucket as it holds."""
     limit = CPU_BUCKET if batch.device.type == "cpu" else DEVICE_BUCKET
     bucket: list[Piece] = []
     held = 0
@@ -298,22 +297,17 @@ def _pieces(batch: Batch, where: slice, limit: int) -> Iterator[Piece]:
         if size <= limit or torch.compiler.is_compiling():
             yield Piece(owner, *tensors)
             continue
-        flat = [flatten(t) for t in _alike(tensors)]
-        if any(t is None for t in flat):
-            yield Piece(owner, *tensors)  # no flat view without a copy; then whole
+        ordered = _in_memory_order(tensors)
+        if not all(t.is_contiguous() for t in ordered):
+            yield Piece(owner, *tensors)  # a flat view would need a copy: take it whole
             continue
-        for parts in zip(*(torch.split(t, limit) for t in flat if t is not None), strict=True):
+        for parts in zip(*(torch.split(t.view(-1), limit) for t in ordered), strict=True):
             yield Piece(owner, *parts)
 
 
-def _alike(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same elements in one order: dimensions by falling stride of the parameter."""
+def _in_memory_order(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors with their dimensions ordered by falling stride of the parameter."""
     param = tensors[0]
     stride = param.stride()
     order = sorted(range(param.ndim), key=lambda d: (-stride[d], d))
     return tuple(t.permute(order) for t in tensors)
-
-
-def flatten(tensor: Tensor) -> Tensor | None:
-    """A one-dimensional view, None where only a copy could give one."""
-    return tensor.view(-1) if tensor.is_contiguous() else None

@@ -1,4 +1,4 @@
-"""The scalars of one tensor, as Triton functions: sums of partial sums, rule.py's laws, columns of the tables."""
+"""The scalars of one tensor as Triton functions: column numbers, sums of partial sums, the functions of rule.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import triton
 import triton.language as tl
 
-#: Columns of a run's values: a contract with library.VALUE_COLUMNS.
+#: columns.VALUE_COLUMNS
 LR = tl.constexpr(0)
 BETA1 = tl.constexpr(1)
 BETA2 = tl.constexpr(2)
@@ -21,7 +21,7 @@ SIGN = tl.constexpr(9)
 SKIP = tl.constexpr(10)
 VALUES = tl.constexpr(11)
 
-#: Columns of a tensor's coefficients.
+#: columns.COEFFICIENT_COLUMNS. SHRINK is 1 - lr * decay.
 CHANGE = tl.constexpr(0)
 GRAD_SCALE = tl.constexpr(1)
 RESIDUAL_M = tl.constexpr(2)
@@ -32,7 +32,7 @@ COEFFICIENTS = tl.constexpr(6)
 
 CLIP_GUARD = tl.constexpr(1e-6)
 
-#: Triton's interpreter runs a reduction of our own as a loop in Python.
+#: False under Triton's interpreter, which runs a custom reduction as a slow loop in Python.
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
 
 #: The largest float32.
@@ -41,7 +41,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def grad_scale(amp_scale, values, HAS_AMP: tl.constexpr):
-    """What the raw gradient is multiplied with before clipping: -1 to maximize, 1/scale under AMP."""
+    """The factor of the raw gradient before clipping: its sign (-1 to maximize), divided by the scale under AMP."""
     scale = tl.load(values + SIGN)
     if HAS_AMP:
         scale = scale / tl.load(amp_scale).to(tl.float64)
@@ -55,20 +55,20 @@ def _add_three(a0, a1, a2, b0, b1, b2):
 
 @triton.jit
 def three_sums(x, y, z, TOGETHER: tl.constexpr):
-    if TOGETHER:  # one after the other, all float64 numbers stay in registers, which costs 4 % of a step
+    if TOGETHER:  # three separate reductions keep more float64 values in registers, which costs 4 % of a step
         return tl.reduce((x, y, z), 0, _add_three)
     return tl.sum(x), tl.sum(y), tl.sum(z)
 
 
 @triton.jit
 def row_sum(partial, first, last, BLOCK: tl.constexpr):
-    """Partial sums first..last of one product, in float64 and always in the same order."""
+    """The sum of partial sums first..last of one product, in float64 and always in the same order."""
     total = tl.zeros((BLOCK,), tl.float64)
     offsets = tl.arange(0, BLOCK)
     # while, not range: Triton's interpreter under NumPy 2.4 cannot count to a loaded number
     start = first
     while start < last:
-        # past the first-level cache, which may hold a line from before another program wrote to it
+        # .cg bypasses the L1 cache, which may hold a line from before another program wrote to it
         total += tl.load(partial + start + offsets, mask=start + offsets < last, other=0, cache_modifier=".cg")
         start += BLOCK
     return tl.sum(total)
@@ -76,7 +76,7 @@ def row_sum(partial, first, last, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_sums(partial, chunks, first, last, BLOCK: tl.constexpr):
-    """The same of the first three products, which takes one reduction instead of three."""
+    """``row_sum`` of the first three products in one reduction."""
     mm = tl.zeros((BLOCK,), tl.float64)
     mg = tl.zeros((BLOCK,), tl.float64)
     gg = tl.zeros((BLOCK,), tl.float64)
@@ -93,7 +93,7 @@ def row_sums(partial, chunks, first, last, BLOCK: tl.constexpr):
 
 @triton.jit
 def is_usable(gg, clips, SINGLE: tl.constexpr):
-    """rule.is_usable: NaN never is; without clipping, the squares must fit into the second moment."""
+    """rule.is_usable: False for NaN; without clipping the squares must fit into the second moment."""
     finite = (gg - gg) == 0
     if SINGLE:
         return finite & (clips | (gg <= LARGEST))
@@ -102,14 +102,14 @@ def is_usable(gg, clips, SINGLE: tl.constexpr):
 
 @triton.jit
 def products(mm0, mg, gg, values, NEW: tl.constexpr):
-    """<m, g>, |m|^2, |g|^2 of the new first moment, from the products of the old one: rule.rescaled_products."""
-    if NEW:  # they are of the new one already
+    """rule.rescaled_products: <m, g>, |m|^2, |g|^2 of the new first moment, from the products of the old one."""
+    if NEW:  # these are products of the new one already
         return mg, mm0, gg
     beta1 = tl.load(values + BETA1)
     rest = 1 - beta1
     dot = beta1 * mg + rest * gg
     mm = beta1 * beta1 * mm0 + 2 * beta1 * rest * mg + rest * rest * gg
-    # below zero only by cancellation; NaN must stay NaN
+    # negative only through cancellation; NaN must stay NaN
     return dot, tl.where(mm < 0, 0.0, mm), tl.where(gg < 0, 0.0, gg)
 
 
@@ -119,11 +119,11 @@ def finish_scalars(
     scale, dot, mm, gg, usable,
     HAS_FOUND_INF: tl.constexpr,
 ):  # fmt: skip
-    """All scalars of one tensor, in float64; advances its step, or counts that it sat this one out."""
-    # projections: the pair stays (alpha x, beta y), x and y changing places (rule.residual_coefficients)
+    """Compute all coefficients of one tensor in float64, and count its step or its skipped step."""
+    # projections: rule.residual_coefficients
     xi = tl.load(values + XI)
     projections = tl.load(values + PROJECTIONS).to(tl.int32)
-    alpha = tl.full((), 1, tl.float64)  # not dot * 0 + 1: without projections a NaN stays in its element
+    alpha = tl.full((), 1, tl.float64)  # 1 even if dot is NaN: without projections a NaN stays in its element
     beta = tl.full((), 1, tl.float64)
     xx, yy = mm, gg
     k = 0
@@ -155,7 +155,7 @@ def finish_scalars(
     if HAS_FOUND_INF:
         overflow = tl.load(found_inf) != 0
         change = change & (overflow == 0)
-        bad = bad & (overflow == 0)  # GradScaler lets the whole step pass: not this tensor's doing
+        bad = bad & (overflow == 0)  # GradScaler skips the whole step, which is not counted for this tensor
     row = coefficients + tensor * COEFFICIENTS
     tl.store(row + CHANGE, change.to(tl.float64))
     tl.store(row + GRAD_SCALE, scale)

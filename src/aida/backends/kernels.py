@@ -1,8 +1,9 @@
 """The Triton kernels of the fused CUDA path: reduce, collect, coefficients, apply.
 
-A program handles one chunk of one tensor (reduce, apply) or one tensor (collect, coefficients);
-which one, and where its tensors lie, it reads from the tables that triton.py keeps on the device.
-All tensors and all groups of a device and dtype share one launch of each kernel.
+A program handles one chunk of one tensor (reduce, apply) or one tensor (collect, coefficients). It reads which
+one, and the pointers, from the tables that triton.py keeps on the device. All tensors and groups of a device and
+dtype share one launch of each kernel. Rows of ``addresses`` are numbered as in columns.POINTER_ROWS, rows of
+``partial`` and ``sums`` as in columns.PRODUCT_COLUMNS.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from aida.backends.kernel_scalars import (
 def _pointer(addresses, row, tensors, tensor, dtype: tl.constexpr, ALIGNED: tl.constexpr, CACHE: tl.constexpr):
     pointer = tl.load(addresses + row * tensors + tensor, cache_modifier=CACHE).to(tl.pointer_type(dtype))
     if ALIGNED:  # lets the compiler use 16-byte accesses; checked on the host
-        pointer = tl.multiple_of(pointer, 16)  # of the number, before it is a pointer, the compiler would forget it
+        pointer = tl.multiple_of(pointer, 16)  # as a hint on the integer it would be lost in the cast to a pointer
     return pointer
 
 
 @triton.jit
 def _tile(pointer, offsets, left, MASKED: tl.constexpr, CACHE: tl.constexpr):
-    # no mask over whole chunks: a mask the compiler knows nothing about would split the 16-byte loads
+    # whole chunks are loaded without a mask: a mask of unknown values would split the 16-byte loads
     if MASKED:
         return tl.load(pointer + offsets, mask=offsets < left, other=0, cache_modifier=CACHE)
     return tl.load(pointer + offsets, cache_modifier=CACHE)
@@ -69,25 +70,25 @@ def _reduce_tile(
 ):  # fmt: skip
     offsets = tl.arange(0, CHUNK)
     state = m.dtype.element_ty
-    # to be kept in cache: apply reads both again
+    # evict_last keeps both in cache, because apply reads them again
     if MASKED:
         m0 = tl.load(m + offsets, mask=offsets < left, other=0, eviction_policy="evict_last")
         g0 = tl.load(g + offsets, mask=offsets < left, other=0, eviction_policy="evict_last").to(state)
     else:
         m0 = tl.load(m + offsets, eviction_policy="evict_last")
         g0 = tl.load(g + offsets, eviction_policy="evict_last").to(state)
-    if CLIPS:  # by a coefficient that is not known yet: of the gradient as it is
+    if CLIPS:  # the coefficient is not known yet: products of the raw gradient
         g1 = g0
     else:
         g1 = g0 * grad_scale(amp_scale, values, HAS_AMP).to(state)
         if HAS_L2:
             l2 = tl.load(values + L2)
-            if l2 != 0:  # groups without decay share the launch: their parameters need not be read
+            if l2 != 0:  # groups without decay share the launch, and need not read their parameters
                 g1 += l2.to(state) * _tile(p, offsets, left, MASKED, "").to(state)
-        if state == tl.float64:  # the products of the new moment, from those of the old one, would lose digits
+        if state == tl.float64:  # deriving the products of the new moment from the old one would lose digits
             beta1 = tl.load(values + BETA1)
             m0 = beta1 * m0 + (1 - beta1) * g1
-    # float64: no square of a float32 overflows, and the sum does not depend on how a layer is cut into pieces
+    # in float64 no square of a float32 overflows, and sums hardly depend on how a layer is cut into pieces
     m64, g64 = m0.to(tl.float64), g1.to(tl.float64)
     mm, mg, gg = three_sums(m64 * m64, m64 * g64, g64 * g64, COMPILED)
     tl.store(partial + chunk, mm)
@@ -109,13 +110,13 @@ def reduce_kernel(
     HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, MERGED: tl.constexpr, PDL: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One chunk's share of its tensor's inner products, into ``partial`` (products, chunks).
+    """Write one chunk's share of its tensor's inner products to ``partial`` (products, chunks).
 
-    MERGED: nothing comes between the phases, so the program that finishes a tensor last makes its
-    coefficients here, which saves a launch.
+    MERGED: nothing happens between the phases, so the last program of a tensor also computes the tensor's
+    coefficients, which saves a launch.
     """
     if PDL:
-        gdc_launch_dependents()  # apply may start loading what this kernel does not write
+        gdc_launch_dependents()  # apply may start to load what this kernel does not write
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of + chunk)
     first = tl.load(first_chunk + tensor)
@@ -133,7 +134,7 @@ def reduce_kernel(
     if MERGED:
         tl.debug_barrier()
         last = tl.load(first_chunk + tensor + 1)
-        # acquire and release: whoever comes last sees what all others stored
+        # acquire and release, so that the last program sees what all others stored
         if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
             tl.store(arrivals + tensor, 0)
             mm0, mg, gg = row_sums(partial, chunks, first, last, BLOCK)
@@ -150,7 +151,7 @@ def collect_kernel(
     run_of, first_chunk, values, amp_scale, partial, chunks, sums, squared, finite, tensors,
     SINGLE: tl.constexpr, HAS_AMP: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tensor's inner products into ``sums``, its share of the clipped norm, and whether it is finite."""
+    """Write a tensor's inner products, its share of the clipped norm, and whether its gradient is usable."""
     tensor = tl.program_id(0)
     first, last = tl.load(first_chunk + tensor), tl.load(first_chunk + tensor + 1)
     mine = values + tl.load(run_of + tensor) * VALUES
@@ -172,7 +173,7 @@ def collect_kernel(
             l2 = tl.load(mine + L2)
             unclipped += 2 * scale * l2 * gp + l2 * l2 * pp
         usable = is_usable(tl.where(clips, gg, unclipped), clips, SINGLE)
-        # selected, not multiplied: 0 * NaN is NaN
+        # tl.where instead of a product, because 0 * NaN is NaN
         counts = clips & (usable | (tl.load(mine + SKIP) == 0))
         tl.store(squared + tensor, tl.where(counts, scale * scale * gg, 0.0))
     tl.store(finite + tensor, usable.to(tl.int32))
@@ -184,7 +185,7 @@ def coefficients_kernel(
     sums, squared_norm, finite, coefficients,
     HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
-    """The scalars of one tensor where something came between the phases."""
+    """Compute the coefficients of one tensor after something happened between the phases, such as clipping."""
     tensor = tl.program_id(0)
     run = tl.load(run_of + tensor)
     mine = values + run * VALUES
@@ -215,13 +216,13 @@ def _apply_tile(
 ):  # fmt: skip
     offsets = tl.arange(0, CHUNK)
     state = m.dtype.element_ty
-    # all loads before the first use, so that they are in flight together
+    # all loads come before the first use, so that they overlap
     g1 = _tile(g, offsets, left, MASKED, CACHE).to(state)
     m1 = _tile(m, offsets, left, MASKED, CACHE)
     p1 = _tile(p, offsets, left, MASKED, CACHE).to(state)
     v1 = _tile(v, offsets, left, MASKED, CACHE)
     if PDL:
-        gdc_wait()  # the coefficients are the one thing that the reduction writes
+        gdc_wait()  # the reduction writes nothing else that is read here but the coefficients
     if tl.load(row + CHANGE) != 0:
         g1 = g1 * tl.load(row + GRAD_SCALE).to(state)
         if HAS_L2:
@@ -241,7 +242,7 @@ def _apply_tile(
         # parameters
         stepsize, shrink = tl.load(row + STEPSIZE).to(state), tl.load(row + SHRINK).to(state)
         if state == tl.float32:
-            # to within 2 ulp; a root and a division, rounded to the last bit, cost 2 % of the step
+            # within 2 ulp; a correctly rounded root and division cost 2 % of the step
             p1 = p1 * shrink - stepsize * (m1 * tl.rsqrt(v1))
         else:
             p1 = p1 * shrink - stepsize * (m1 / tl.sqrt(v1))
@@ -257,11 +258,11 @@ def apply_kernel(
     PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr, ALIGNED: tl.constexpr,
     HAS_L2: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The new moments and parameters of one chunk."""
-    # What is read before gdc_wait was written before the reduction began, and lies in the second-level cache. Nothing
-    # says that this multiprocessor's own cache was emptied since, so it is passed by.
+    """Write the new moments and parameters of one chunk."""
+    # What is read before gdc_wait was written before the reduction started, and is visible in the L2 cache. Nothing
+    # guarantees that this multiprocessor's L1 cache was invalidated since, so these loads bypass it.
     CACHE: tl.constexpr = ".cg" if PDL else ""
-    # backwards: what the reduction read last is still in cache
+    # in reverse order: what the reduction read last is still in cache
     chunk = chunks - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of + chunk, cache_modifier=CACHE)
     row = coefficients + tensor * COEFFICIENTS

@@ -1,13 +1,14 @@
-"""Launching a Triton kernel again without Triton's look-up.
+"""Repeated launches of Triton kernels without Triton's look-up.
 
-Every ordinary launch binds, inspects and hashes all arguments to find the compiled kernel: tens of
-microseconds, several times what the launch itself costs, and a step makes only a few. A kernel that
-is launched again with the very same arguments is launched directly.
+An ordinary launch binds, inspects and hashes all arguments to find the compiled kernel. That takes tens of
+microseconds, several times as long as the launch itself. A kernel that is launched again with the same
+arguments is launched directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Launch:
-    """One kernel with its arguments, to be launched many times; pointers are the addresses at the first."""
+    """A kernel with its arguments, to be launched many times. The addresses are those of the first launch."""
 
     def __init__(self, kernel: Any, programs: int, args: tuple[Any, ...], **options: Any) -> None:
         self._ordinary: Callable[[], Any] = lambda: kernel[(programs,)](*args, **options)
@@ -27,19 +28,35 @@ class Launch:
     def __call__(self) -> None:
         if self._direct is None:
             compiled = self._ordinary()
-            # Triton's interpreter compiles nothing
+            # false under Triton's interpreter, which compiles nothing
             if self._may_be_direct and hasattr(compiled, "packed_metadata"):
                 self._direct = _bind(compiled, self._programs, self._args)
             return
         try:
             self._direct()
-        except TypeError:  # a Triton that wants its arguments in another form
+        except TypeError:  # this version of Triton passes arguments differently
             self._direct, self._may_be_direct = None, False
             self._ordinary()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The kernel launches of one step. ``Triton.reduce`` returns it and ``Triton.apply`` takes it."""
+
+    reduce: Launch
+    collect: Launch | None  #: None if ``reduce`` also computes the coefficients
+    coefficients: Launch | None  #: None if ``reduce`` also computes the coefficients
+    apply: Launch | None  #: None if all tensors are empty
+    finite: Tensor  #: per tensor, whether its gradient can be used; ``collect`` writes it
+    squared: Tensor  #: per tensor, its share of ``squared_norm``; ``collect`` writes it
+    squared_norm: Tensor | None  #: None if no run clips
+
+    def nonfinite(self) -> list[int]:
+        return [i for i, ok in enumerate(self.finite.tolist()) if not ok]
+
+
 def _bind(compiled: Any, programs: int, args: tuple[Any, ...]) -> Callable[[], None]:
-    # addresses instead of tensors: the launcher then does not ask the driver about each of them
+    # addresses instead of tensors: for each tensor the launcher would query the driver
     plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     device = next(arg.device.index for arg in args if isinstance(arg, Tensor))
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata

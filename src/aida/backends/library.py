@@ -1,7 +1,7 @@
-"""The shared object beside this file, built from the C sources, behind ctypes.
+"""The C library, loaded by ctypes.
 
-It needs nothing of Python but a place in the package, so one build serves every Python version. An
-installation without it works: the CPU takes the foreach path, and tensors are described in Python.
+It does not use Python's C API, so one build serves every Python version. An installation works without it:
+the CPU then takes the foreach path, and tensors are described in Python.
 """
 
 from __future__ import annotations
@@ -15,61 +15,44 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Columns of the value table, one row per run of the batch.
-VALUE_COLUMNS = (
-    "lr", "beta1", "beta2", "eps", "l2", "decay", "xi", "projections", "clip_norm", "sign", "skip",
-)  # fmt: skip
+from aida.backends.columns import VALUE_COLUMNS
 
 
 class Job(ctypes.Structure):
-    """One batch as the library reads it: its ``struct job``, field by field."""
+    """A batch as the library reads it: ``struct job`` of ``_cpu_job.h``, field by field."""
 
     _fields_ = [
-        ("tensors", ctypes.c_int64),
-        ("elements", ctypes.c_int64),
-        ("runs", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("storage", ctypes.c_int64),
-        ("level", ctypes.c_int64),
-        ("addresses", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("first_chunk", ctypes.c_void_p),
-        ("first_tensor", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("finite", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("stage", ctypes.c_void_p),
-        ("grad_scale", ctypes.c_double),
-        ("squared_norm", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("tensors", "elements", "runs", "threads", "storage", "level")),
+        *((name, ctypes.c_void_p) for name in ("addresses", "sizes", "first_chunk", "first_tensor", "values")),
+        *((name, ctypes.c_void_p) for name in ("partial", "sums", "finite", "owner", "stage")),
+        *((name, ctypes.c_double) for name in ("grad_scale", "squared_norm")),
     ]
 
 
 Phase = Callable[[Job], None]
 
-#: Reads tensors, given by their ids, into arrays of addresses and of hashes of what they are.
+#: Takes the ids of tensors; writes their addresses and a hash of each tensor's device, dtype, shape and strides.
 Describe = Callable[["array[int]", "array[int]", "array[int]"], bool]
 
-#: The version of DLPack whose declarations _cpu_tensors.h has.
+#: The DLPack version that _cpu_tensors.h declares.
 DLPACK_MAJOR = 1
 
 
 class Library(NamedTuple):
     reduce: Phase
     apply: Phase
-    step: Phase  #: both, tensor by tensor
-    chunk: int  #: elements whose products are summed up at a time
-    levels: int  #: how many instruction sets this processor can choose from; the last is the widest
+    step: Phase  #: both phases, tensor by tensor
+    chunk: int  #: elements per partial sum
+    levels: int  #: number of instruction sets that this processor supports; the last is the widest
     path: str
 
 
 @cache
 def library() -> Library | None:
-    """The shared object beside this file; None where it was not built or does not load.
+    """The shared object beside this file, or None if it was not built or does not load.
 
-    It carries no OpenMP runtime and finds that of torch among the symbols loaded already: two runtimes
-    would each start a thread for every core. Where torch brings none, loading fails here and now.
+    It links no OpenMP runtime and uses torch's: two runtimes would each start a thread per core. If torch
+    has none, loading fails here.
     """
     spec = find_spec("aida.backends._cpu")
     if spec is None or spec.origin is None:
@@ -83,7 +66,7 @@ def library() -> Library | None:
     except (OSError, AttributeError):
         return None
     if loaded.aida_job_bytes() != ctypes.sizeof(Job) or loaded.aida_value_columns() != len(VALUE_COLUMNS):
-        return None  # built from other sources than these
+        return None  # built from another version of the sources
     return Library(
         loaded.aida_reduce, loaded.aida_apply, loaded.aida_step, loaded.aida_chunk(), loaded.aida_levels(), spec.origin
     )
@@ -91,7 +74,7 @@ def library() -> Library | None:
 
 @cache
 def describer() -> Describe | None:
-    """The function that reads a list of tensors in C; None if it was not built, or torch is older than 2.10."""
+    """The C function that describes tensors; None if it was not built or torch is older than 2.10."""
     found = library()
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if found is None or capsule is None:
@@ -104,7 +87,7 @@ def describer() -> Describe | None:
         return None
     if ctypes.cast(api, ctypes.POINTER(ctypes.c_uint32))[0] != DLPACK_MAJOR:
         return None
-    read: Any = ctypes.PyDLL(found.path).aida_describe  # with the GIL, which reading a Python object needs
+    read: Any = ctypes.PyDLL(found.path).aida_describe  # PyDLL holds the GIL, which reading Python objects needs
     read.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     read.restype = ctypes.c_int64
 

@@ -1,10 +1,12 @@
-"""Algorithm 1 as it is written, one tensor at a time: slow, plain, and the judge of the other paths.
+"""Algorithm 1 as the paper writes it, one tensor at a time. The other paths are tested against this one.
 
-It is also the differentiable path: nothing but out-of-place tensor operations, written back at the
-end, so autograd can follow a step.
+It is also the differentiable path: all operations are out of place and the results are written back at
+the end, so that autograd can follow a step.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +16,17 @@ from aida.backends import Batch, scalar_dtype
 from aida.rule import clip_coefficient, is_usable, mutual_projections
 
 
-class Reference:
-    def __init__(self) -> None:
-        self._finite: list[Tensor] = []
+class _Reduced(NamedTuple):
+    squared_norm: Tensor | None
+    finite: list[Tensor]  #: per tensor, whether its gradient can be used
 
-    def reduce(self, batch: Batch) -> Tensor | None:
-        self._finite = []
+    def nonfinite(self) -> list[int]:
+        return [i for i, finite in enumerate(self.finite) if not bool(finite)]
+
+
+class Reference:
+    def reduce(self, batch: Batch) -> _Reduced:
+        usable: list[Tensor] = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
             clips = hyper.clip_norm is not None
@@ -32,61 +39,58 @@ class Reference:
                     g = _with_l2(-g if hyper.maximize else g, param.to(precise), hyper)
                 squared = g.square().sum()
                 finite = is_usable(squared, exp_avg.dtype, clips)
-                self._finite.append(finite)
+                usable.append(finite)
                 if clips:
                     if hyper.nonfinite == "skip":
                         squared = torch.where(finite, squared, torch.zeros_like(squared))
                     total = squared if total is None else total + squared
-        return total
+        return _Reduced(total, usable)
 
-    def nonfinite(self) -> list[int]:
-        return [i for i, finite in enumerate(self._finite) if not bool(finite)]
-
-    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
+    def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
         for hyper, where in batch.slices():
             for i in range(where.start, where.stop):
-                self._apply_one(batch, i, hyper, squared_norm)
+                _apply_one(batch, i, hyper, reduced.finite[i], squared_norm)
 
-    def _apply_one(self, batch: Batch, i: int, hyper: Hyper, squared_norm: Tensor | None) -> None:
-        param, exp_avg, exp_avg_var = batch.params[i], batch.exp_avgs[i], batch.exp_avg_vars[i]
-        step = batch.steps[i] + 1
-        # the state is float32 for low-precision parameters: compute there, round once at the end
-        theta = _before(param).to(exp_avg.dtype)
 
-        g = true_gradient(batch.grads[i].to(exp_avg.dtype), batch)
-        if hyper.clip_norm is not None and squared_norm is not None:
-            g = g * clip_coefficient(squared_norm, hyper.clip_norm).to(g.dtype)
-        if hyper.maximize:
-            g = -g
-        g = _with_l2(g, theta, hyper)
+def _apply_one(batch: Batch, i: int, hyper: Hyper, finite: Tensor, squared_norm: Tensor | None) -> None:
+    param, exp_avg, exp_avg_var = batch.params[i], batch.exp_avgs[i], batch.exp_avg_vars[i]
+    step = batch.steps[i] + 1
+    # the state of low-precision parameters is float32: compute in float32, round once at the end
+    theta = _before(param).to(exp_avg.dtype)
 
-        # moments
-        m = hyper.beta1 * _before(exp_avg) + (1 - hyper.beta1) * g
+    g = true_gradient(batch.grads[i].to(exp_avg.dtype), batch)
+    if hyper.clip_norm is not None and squared_norm is not None:
+        g = g * clip_coefficient(squared_norm, hyper.clip_norm).to(g.dtype)
+    if hyper.maximize:
+        g = -g
+    g = _with_l2(g, theta, hyper)
 
-        # projections
-        precise = scalar_dtype(m.device)
-        projected_m, projected_g = mutual_projections(m.to(precise), g.to(precise), hyper.projections, hyper.xi)
-        residual = (projected_m - projected_g).to(m.dtype)
+    # moments
+    m = hyper.beta1 * _before(exp_avg) + (1 - hyper.beta1) * g
 
-        # variance
-        # eps enters the stored variance, every step: docs/numerics.md
-        v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * residual**2 + hyper.eps
+    # projections
+    precise = scalar_dtype(m.device)
+    projected_m, projected_g = mutual_projections(m.to(precise), g.to(precise), hyper.projections, hyper.xi)
+    residual = (projected_m - projected_g).to(m.dtype)
 
-        # parameters
-        t = step.to(scalar_dtype(step.device))
-        m_hat = m / (1 - hyper.beta1**t).to(m.dtype)
-        v_hat = v / (1 - hyper.beta2**t).to(v.dtype)
-        if hyper.decay != 0:
-            theta = theta * (1 - hyper.rate * hyper.decay)
-        theta = theta - hyper.rate * m_hat / v_hat.sqrt()
+    # variance; eps is added to the stored variance at every step: docs/numerics.md
+    v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * residual**2 + hyper.eps
 
-        update = batch.may_change(self._finite[i], hyper)
-        _write(param, theta, update)
-        _write(exp_avg, m, update)
-        _write(exp_avg_var, v, update)
-        _write(batch.steps[i], step, update)
-        if hyper.nonfinite == "skip":
-            batch.skipped[i].add_(batch.sits_out(self._finite[i]))
+    # parameters
+    t = step.to(scalar_dtype(step.device))
+    m_hat = m / (1 - hyper.beta1**t).to(m.dtype)
+    v_hat = v / (1 - hyper.beta2**t).to(v.dtype)
+    if hyper.decay != 0:
+        theta = theta * (1 - hyper.rate * hyper.decay)
+    theta = theta - hyper.rate * m_hat / v_hat.sqrt()
+
+    update = batch.may_change(finite, hyper)
+    _write(param, theta, update)
+    _write(exp_avg, m, update)
+    _write(exp_avg_var, v, update)
+    _write(batch.steps[i], step, update)
+    if hyper.nonfinite == "skip":
+        batch.skipped[i].add_(batch.counts_as_skipped(finite))
 
 
 def true_gradient(grad: Tensor, batch: Batch) -> Tensor:
@@ -99,10 +103,10 @@ def _with_l2(grad: Tensor, theta: Tensor, hyper: Hyper) -> Tensor:
 
 
 def _before(tensor: Tensor) -> Tensor:
-    """The tensor as it is now: autograd must not find a value that it saved overwritten at the end."""
+    """A copy if autograd is recording, so that writing the result back does not change a saved value."""
     return tensor.clone() if torch.is_grad_enabled() else tensor
 
 
 def _write(target: Tensor, value: Tensor, allowed: Tensor | None) -> None:
-    # compared on the device: a host branch would wait for it at every tensor
+    # selected on the device: a branch on the host would synchronize at every tensor
     target.copy_(value if allowed is None else torch.where(allowed, value.to(target.dtype), target))

@@ -1,18 +1,16 @@
-"""The fused CUDA path: a handful of launches for all tensors and groups of a device and dtype.
+"""The fused CUDA path: a few kernel launches for all tensors and groups of a device and dtype.
 
-The kernels find everything through tables on the device. The host sees at every step whether
-something moved (gradients set to None come back elsewhere) or a value changed (a scheduler set lr),
-and only then sends a new table: one small copy.
+The kernels read pointers and hyper-parameters from tables on the device. At every step the host checks
+whether a tensor moved (gradients that were set to None come back elsewhere) or a value changed (a scheduler
+set lr). Only then it sends a new table, in one small copy.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from array import array
-from collections.abc import Callable
 from functools import cache, reduce
 from operator import or_
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +18,24 @@ from torch import Tensor
 from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.capture import beside_capture, send_during_capture
-from aida.backends.device_tables import Layout, Spare, Tables, make_layout, make_spare, make_tables
-from aida.backends.launch import Launch
-from aida.backends.mailbox import Mailbox
+from aida.backends.device_tables import (
+    CaptureTables,
+    Tables,
+    Workspace,
+    make_capture_tables,
+    make_tables,
+    make_workspace,
+)
+from aida.backends.launch import Plan
+from aida.backends.plans import APPLY_CHUNK, REDUCE_CHUNK, make_plan
+from aida.backends.staging import StagingBuffers
 from aida.backends.tables import is_dense, note_write, value_rows
 
-#: Elements and warps of a program, found by measurement: docs/performance.md.
-REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
-APPLY_CHUNK, APPLY_WARPS = 512, 1
-#: Partial sums a program adds up at a time.
-COLLECT_BLOCK = 256
-
-#: Address rows that kernels read 16 bytes at a time.
+#: The first rows of the pointer table: tensors that kernels access 16 bytes at a time.
 WIDE_ROWS = 4
 
-#: Tables kept for sets of addresses that come back.
-SHELF = 4
+#: Tables kept for sets of addresses that recur.
+POOL_SIZE = 4
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -52,164 +52,92 @@ def fits(param: Tensor, grad: Tensor) -> bool:
 
 class Triton:
     def __init__(self) -> None:
-        self._layout: Layout | None = None
-        self._generation = -1  # of the batch of the last step
-        self._shelf: list[Tables] = []  # of eager steps, the last used first
-        self._active: Tables | None = None  # of this step
-        self._captured: list[Any] = []  # of ours, what a CUDA graph reads: it must outlive the capture
-        self._spare: Spare | None = None  # for the next capture
-        self._mailbox = Mailbox()
-        self._merged = False
+        self._workspace: Workspace | None = None
+        self._generation: int | None = None  # of the tensors of the last step
+        self._pool: list[Tables] = []  # of eager steps, most recently used first
+        self._for_capture: CaptureTables | None = None  # reserved for the next capture
+        self._captured: list[tuple[Workspace, CaptureTables]] = []  # in use by CUDA graphs, so they must stay alive
+        self._staging = StagingBuffers()
 
     # -- phases ----------------------------------------------------------------------------------
 
-    def reduce(self, batch: Batch) -> Tensor | None:
-        traits = batch.traits
-        # nothing looks at the sums before they are used: the reduction can make the coefficients itself, and count
-        self._merged = not traits.clips and not batch.may_be_called_off
-        with _on(batch.device):  # the tables too: what is sent is waited for on the current device's stream
-            layout = self._prepare(batch)
-            self._launch("reduce", batch, self._reduce)
-            if self._merged:
-                return None
-            self._launch("collect", batch, self._collect)
-        return torch.sum(layout.squared, 0, out=layout.norm) if traits.clips else None
+    def reduce(self, batch: Batch) -> Plan:
+        with _on(batch.device):  # sending the tables too: events are recorded on the current device
+            plan = self._prepare(batch)
+            plan.reduce()
+            if plan.collect is not None:
+                plan.collect()
+                if plan.squared_norm is not None:
+                    torch.sum(plan.squared, 0, out=plan.squared_norm)
+        return plan
 
-    def nonfinite(self) -> list[int]:
-        assert self._layout is not None
-        return [i for i, ok in enumerate(self._layout.finite.tolist()) if not ok]
-
-    def apply(self, batch: Batch, squared_norm: Tensor | None) -> None:
-        assert self._layout is not None
+    def apply(self, batch: Batch, reduced: Plan, squared_norm: Tensor | None) -> None:
         with _on(batch.device):
-            if squared_norm is not None and squared_norm is not self._layout.norm:
-                self._layout.norm.copy_(squared_norm)  # over several batches; the kernel reads it in one place
-            if not self._merged:
-                self._launch("coefficients", batch, self._coefficients)
-            if self._layout.apply_map[2]:
-                self._launch("apply", batch, self._apply)
+            norm = reduced.squared_norm
+            if norm is not None and squared_norm is not None and squared_norm is not norm:
+                norm.copy_(squared_norm)  # the sum over several batches; the kernel reads it from here
+            if reduced.coefficients is not None:
+                reduced.coefficients()
+            if reduced.apply is not None:
+                reduced.apply()
         note_write(batch.params)
-
-    def _launch(self, name: str, batch: Batch, make: Callable[[Batch], Launch]) -> None:
-        """Launch a kernel, directly where its arguments are those of the last step."""
-        tables = self._active
-        assert tables is not None
-        if batch.grad_scale is not None or batch.found_inf is not None:
-            make(batch)()  # tensors that are not ours, and others at every step
-            return
-        key = (name, self._merged, batch.traits, tables.aligned)
-        launch = tables.launches.get(key)
-        if launch is None:
-            launch = tables.launches[key] = make(batch)
-        launch()
-
-    def _reduce(self, batch: Batch) -> Launch:
-        from aida.backends.kernels import reduce_kernel
-
-        layout, tables, traits = self._layout, self._active, batch.traits
-        assert layout is not None
-        assert tables is not None
-        tensor_of, first_chunk, chunks = layout.reduce_map
-        args = (
-            tables.buffer, len(batch), layout.device_sizes, tables.run_of, tensor_of, first_chunk, tables.values,
-            tables.lr_addresses, tables.lr_kinds, batch.grad_scale, batch.found_inf,
-            layout.partial(batch, traits.clips), chunks, layout.arrivals, layout.coefficients,
-            *_types(batch), tables.aligned, batch.grad_scale is not None, batch.found_inf is not None,
-            traits.has_l2, traits.clips, self._merged, self._merged and layout.pdl, REDUCE_CHUNK, COLLECT_BLOCK,
-        )  # fmt: skip
-        return Launch(reduce_kernel, chunks, args, num_warps=REDUCE_WARPS)
-
-    def _collect(self, batch: Batch) -> Launch:
-        from aida.backends.kernels import collect_kernel
-
-        layout, tables, traits = self._layout, self._active, batch.traits
-        assert layout is not None
-        assert tables is not None
-        args = (
-            tables.run_of, layout.reduce_map[1], tables.values, batch.grad_scale,
-            layout.partial(batch, traits.clips), layout.reduce_map[2],
-            layout.sums, layout.squared, layout.finite, len(batch), batch.exp_avgs[0].dtype == torch.float32,
-            batch.grad_scale is not None, traits.has_l2, traits.clips, COLLECT_BLOCK,
-        )  # fmt: skip
-        return Launch(collect_kernel, len(batch), args)
-
-    def _coefficients(self, batch: Batch) -> Launch:
-        from aida.backends.kernels import coefficients_kernel
-
-        layout, tables, traits = self._layout, self._active, batch.traits
-        assert layout is not None
-        assert tables is not None
-        args = (
-            tables.buffer, len(batch), tables.run_of, tables.values,
-            tables.lr_addresses, tables.lr_kinds, batch.grad_scale, batch.found_inf,
-            layout.sums, layout.norm, layout.finite, layout.coefficients,
-            batch.grad_scale is not None, batch.found_inf is not None, traits.has_l2, traits.clips,
-            not traits.clips and batch.exp_avgs[0].dtype == torch.float64,
-        )  # fmt: skip
-        return Launch(coefficients_kernel, len(batch), args)
-
-    def _apply(self, batch: Batch) -> Launch:
-        from aida.backends.kernels import apply_kernel
-
-        layout, tables = self._layout, self._active
-        assert layout is not None
-        assert tables is not None
-        tensor_of, first_chunk, chunks = layout.apply_map
-        pdl = self._merged and layout.pdl
-        args = (
-            tables.buffer, len(batch), layout.device_sizes, tables.run_of, tensor_of, first_chunk,
-            tables.values, layout.coefficients, chunks,
-            *_types(batch), tables.aligned, batch.traits.has_l2, pdl, APPLY_CHUNK,
-        )  # fmt: skip
-        return Launch(apply_kernel, chunks, args, num_warps=APPLY_WARPS, **({"launch_pdl": True} if pdl else {}))
 
     # -- tables ----------------------------------------------------------------------------------
 
-    def _prepare(self, batch: Batch) -> Layout:
-        """Bring layout and tables up to date with the batch."""
-        known = batch.table.generation == self._generation
+    def _prepare(self, batch: Batch) -> Plan:
+        """Update the tables for this batch; returns the launches of its step, cached if their arguments are."""
+        known = batch.generation == self._generation
         if not known:
-            self._generation = batch.table.generation
-            known = self._layout is not None and self._layout.sizes == list(map(torch.Tensor.numel, batch.params))
+            self._generation = batch.generation
+            known = self._workspace is not None and self._workspace.sizes == list(map(torch.Tensor.numel, batch.params))
         capturing = batch.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if capturing and not known:
-            self._spare = None
-        spare = self._take_spare(batch) if capturing else None
-        if self._layout is None or not known:
+            self._for_capture = None
+        reserved = self._take_reserved(batch) if capturing else None
+        if self._workspace is None or not known:
             sizes = list(map(torch.Tensor.numel, batch.params))
-            self._layout = make_layout(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
-            self._shelf, self._spare, self._mailbox = [], None, Mailbox()
-        if spare is not None:
-            self._active = self._fill(spare.tables, batch, spare)
-            self._captured.append((self._layout, spare))
+            self._workspace = make_workspace(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
+            self._pool, self._for_capture, self._staging = [], None, StagingBuffers()
+        if reserved is not None:
+            tables = self._fill(reserved.tables, batch, reserved)
+            self._captured.append((self._workspace, reserved))
         else:
-            self._active = self._fill(self._shelved(batch), batch, None)
-            if self._spare is None and batch.device.type == "cuda":
-                self._spare = make_spare(batch, self._active)
-        return self._layout
+            tables = self._fill(self._pooled(batch), batch, None)
+            if self._for_capture is None and batch.device.type == "cuda":
+                self._for_capture = make_capture_tables(batch, tables)
+        # if nothing happens between the phases, the reduction can compute the coefficients, which saves a launch
+        traits = batch.traits
+        merged = not traits.clips and not batch.may_abort
+        if batch.grad_scale is not None or batch.found_inf is not None:
+            return make_plan(batch, self._workspace, tables, merged)  # GradScaler passes other tensors at every step
+        key = (merged, traits, tables.aligned)
+        plan = tables.plans.get(key)
+        if plan is None:
+            plan = tables.plans[key] = make_plan(batch, self._workspace, tables, merged)
+        return plan
 
-    def _shelved(self, batch: Batch) -> Tables:
+    def _pooled(self, batch: Batch) -> Tables:
         """The table last used with these addresses: a training loop gets the same memory every few steps."""
-        shelf = self._shelf
-        if shelf and shelf[0].generation != batch.table.generation:
-            shelf.clear()
-            self._spare = None
-        for tables in shelf:
+        pool = self._pool
+        if pool and pool[0].generation != batch.generation:
+            pool.clear()
+            self._for_capture = None
+        for tables in pool:
             if tables.addresses == batch.table.addresses:
-                if tables is not shelf[0]:
-                    shelf.remove(tables)
-                    shelf.insert(0, tables)
+                if tables is not pool[0]:
+                    pool.remove(tables)
+                    pool.insert(0, tables)
                 return tables
-        if len(shelf) < SHELF:
-            shelf.insert(0, make_tables(batch, shelf[0] if shelf else None))
+        if len(pool) < POOL_SIZE:
+            pool.insert(0, make_tables(batch, pool[0] if pool else None))
         else:
-            shelf.insert(0, shelf.pop())  # the one not used for longest
-        return shelf[0]
+            pool.insert(0, pool.pop())  # the least recently used one
+        return pool[0]
 
-    def _fill(self, tables: Tables, batch: Batch, spare: Spare | None) -> Tables:
+    def _fill(self, tables: Tables, batch: Batch, reserved: CaptureTables | None) -> Tables:
         """Send the table if it differs from what the device has."""
         addresses = batch.table.addresses
-        settled = tables.runs is batch.runs and not batch.traits.has_host_tensors
+        settled = tables.values_generation == batch.values_generation and not batch.traits.has_host_tensors
         lrs = tables.lrs
         if not settled or batch.traits.has_device_lr:
             lrs = [_device_lr(hyper, batch.device) for hyper, _ in batch.runs]
@@ -221,77 +149,59 @@ class Triton:
             tables.value_words = array("q", value_rows(hyper for hyper, _ in batch.runs).tobytes())
             tables.value_words.extend([address for address, _ in lrs])
             tables.value_words.extend([kind for _, kind in lrs])
-        if same_place:  # a schedule set lr, and nothing moved
-            self._send(tables.value_words, tables.behind_addresses, spare)
+        if same_place:  # a scheduler set lr, and no tensor moved
+            self._send(tables.value_words, tables.after_addresses, reserved)
         else:
             tables.aligned = reduce(or_, addresses[: WIDE_ROWS * len(batch)], 0) % 16 == 0
-            self._send(array("q", addresses.tobytes()) + tables.value_words, tables.buffer, spare)
-        tables.addresses, tables.runs, tables.lrs = addresses[:], batch.runs, lrs
+            self._send(array("q", addresses.tobytes()) + tables.value_words, tables.buffer, reserved)
+        tables.addresses, tables.values_generation, tables.lrs = addresses[:], batch.values_generation, lrs
         return tables
 
-    def _take_spare(self, batch: Batch) -> Spare:
-        """A table for a CUDA graph: no eager step may share it, and it must lie outside the graph's own memory.
+    def _take_reserved(self, batch: Batch) -> CaptureTables:
+        """Tables for a CUDA graph, which share no memory with eager steps or with the graph's memory pool.
 
-        Memory taken on the captured stream belongs to the graph, whose earlier kernels may use the same place.
-        One table lies ready after an eager step; further graphs in a row get theirs beside the capture.
+        Memory that is allocated on the captured stream belongs to the graph, and its earlier kernels may use it.
+        Every eager step leaves one reserved set; a second capture in a row allocates its own beside the capture.
         """
-        spare, self._spare = self._spare, None
-        if spare is None and self._captured and self._shelf and self._shelf[0].generation == batch.table.generation:
+        reserved, self._for_capture = self._for_capture, None
+        if reserved is None and self._captured and self._pool and self._pool[0].generation == batch.generation:
             with beside_capture(self._captured[-1][1].streams) as stream:
-                spare = make_spare(batch, self._shelf[0]) if stream is not None else None
-        if spare is None or spare.tables.counts != batch.counts():
+                reserved = make_capture_tables(batch, self._pool[0]) if stream is not None else None
+        if reserved is None or reserved.tables.counts != batch.counts():
             raise RuntimeError(
                 "a CUDA graph of Aida's step can be captured only after an eager step with the same parameters and "
-                "groups, which makes state and tables: take a step or two before capturing, on a side stream as "
-                "torch's notes on CUDA graphs do"
+                "groups, which creates state and tables: take a step or two before capturing, on a side stream as "
+                "in torch's notes on CUDA graphs"
             )
-        return spare
+        return reserved
 
-    def _send(self, words: array[int], buffer: Tensor, spare: Spare | None) -> None:
+    def _send(self, words: array[int], buffer: Tensor, reserved: CaptureTables | None) -> None:
         if buffer.device.type == "cpu":
             buffer.copy_(torch.frombuffer(words, dtype=torch.int64))
-        elif spare is not None:
-            spare.pinned.copy_(torch.frombuffer(words, dtype=torch.int64))
-            send_during_capture(spare.pinned, buffer, spare.streams)
+        elif reserved is not None:
+            reserved.pinned.copy_(torch.frombuffer(words, dtype=torch.int64))
+            send_during_capture(reserved.pinned, buffer, reserved.streams)
         else:
-            self._mailbox.send(words, buffer)
+            self._staging.send(words, buffer)
 
 
 def _device_lr(hyper: Hyper, device: torch.device) -> tuple[int, int]:
-    """Address and kind of a learning rate that lives on the device: 0 none, 1 float32, 2 float64."""
+    """Address and kind of an lr tensor on the device. Kinds: 0 no tensor, 1 float32, 2 float64."""
     lr = hyper.lr
     if not isinstance(lr, Tensor) or lr.device.type == "cpu":
         return 0, 0
     if lr.device != device:
-        raise ValueError(f"the tensor lr is on {lr.device} but parameters are on {device}; put it on the CPU or there")
+        raise ValueError(
+            f"the tensor lr is on {lr.device} but parameters are on {device}; move it to {device} or the CPU"
+        )
     kinds = {torch.float32: 1, torch.float64: 2}
     if lr.dtype not in kinds:
-        raise TypeError(f"a tensor lr must be float32 or float64, not {lr.dtype}")
+        raise TypeError(f"a tensor lr must be float32 or float64, not {lr.dtype}; pass lr.float()")
     return lr.data_ptr(), kinds[lr.dtype]
 
 
-def _types(batch: Batch) -> tuple[Any, Any, Any]:
-    return (
-        _triton_type(batch.params[0].dtype),
-        _triton_type(batch.grads[0].dtype),
-        _triton_type(batch.exp_avgs[0].dtype),
-    )
-
-
-@cache
-def _triton_type(dtype: torch.dtype) -> Any:
-    import triton.language as tl
-
-    return {
-        torch.float32: tl.float32,
-        torch.float64: tl.float64,
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-    }[dtype]
-
-
 class _on:  # noqa: N801 - reads as a statement
-    """Launch on the tensors' device; entering torch.cuda.device costs more than asking first."""
+    """Make the tensors' device current, unless it is: entering torch.cuda.device costs more than the check."""
 
     def __init__(self, device: torch.device) -> None:
         other = device.type == "cuda" and device.index != torch.cuda.current_device()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from aida._step.checkpoint import Layout
+from aida._step.checkpoint import StateSchema
 from aida._step.group_rules import (
     STATE_DTYPES,
     check_betas,
@@ -98,8 +98,8 @@ class Baseline(Optimizer):
         drop_duplicates(group)
 
     @property
-    def layout(self) -> Layout:
-        return Layout(
+    def schema(self) -> StateSchema:
+        return StateSchema(
             owner=type(self).__name__,
             keys=(*self.counters, *self.moments),
             moments=self.moments,
@@ -108,7 +108,7 @@ class Baseline(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; the state of bf16 and fp16 parameters stays float32."""
-        handle = self.register_load_state_dict_pre_hook(self.layout.seal)
+        handle = self.register_load_state_dict_pre_hook(self.schema.seal)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -116,13 +116,13 @@ class Baseline(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        layout = self.layout
+        schema = self.schema
         for group in self.param_groups:
             for key, value in FLAGS.items():
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = layout.unseal(self.state[p], p, STATE_DTYPES[p.dtype], _counter_device(p, group))
+                    self.state[p] = schema.unseal(self.state[p], p, STATE_DTYPES[p.dtype], _counter_device(p, group))
 
     # -- the step --------------------------------------------------------------------------------
 

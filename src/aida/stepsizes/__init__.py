@@ -1,9 +1,9 @@
-"""The adaptive stepsizes of a training run, layer by layer: read from the optimizer's state, left unchanged.
+"""The adaptive stepsizes of a training run, layer by layer, read from the optimizer's state.
 
     probe = StepsizeProbe(optimizer, model.named_parameters(), every=100, sink=JsonLines("stepsizes.jsonl"))
 
-Optimizers contain no diagnostic code; ``aida.readings`` says where their stepsizes lie. The paper's
-footnote defines them: what multiplies ``lr`` and the bias-corrected momentum, element by element.
+The adaptive stepsize of an element is the factor of ``lr`` and the bias-corrected momentum, as in the paper's
+footnote. Optimizers contain no diagnostic code; ``aida.readings`` computes their stepsizes from their state.
 """
 
 from aida.stepsizes.explanation import explain
@@ -12,15 +12,6 @@ from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Measurement, Re
 from aida.stepsizes.sinks import JsonLines, StepsizeLog, TensorBoard, read_jsonl
 
 __all__ = [
-    "AcrossLayers",
-    "JsonLines",
-    "LayerStepsizes",
-    "Measurement",
-    "Record",
-    "StepsizeLog",
-    "StepsizeProbe",
-    "TensorBoard",
-    "explain",
-    "read_jsonl",
-    "summarise",
-]
+    "AcrossLayers", "JsonLines", "LayerStepsizes", "Measurement", "Record", "StepsizeLog", "StepsizeProbe",
+    "TensorBoard", "explain", "read_jsonl", "summarise",
+]  # fmt: skip

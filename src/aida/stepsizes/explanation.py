@@ -1,4 +1,4 @@
-"""What an optimizer will do with each of its groups, in words."""
+"""What an optimizer does with each of its groups, in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from aida.readings import Group, Reading
 
 
 def explain(optimizer: Optimizer) -> str:
-    """For each group, in words: the stepsize and its bound, where eps sits, which path runs, what decay means."""
+    """Describe each group of an optimizer: its stepsize and bound, where eps is, its path, its weight decay.
+
+    Args:
+        optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
+
+    Returns:
+        str: a few lines per group, to be printed.
+    """
     reading = reading_for(optimizer)
     lines = []
     for index, group in enumerate(optimizer.param_groups):
@@ -34,7 +41,7 @@ def explain(optimizer: Optimizer) -> str:
 
 
 def method_of(optimizer: Optimizer) -> str:
-    """What a table calls the optimizer; its class where it is not in the catalog."""
+    """The optimizer's title in the catalog, or the name of its class."""
     for entry in catalog().values():
         if type(optimizer) is entry.optimizer:
             return entry.title
@@ -42,7 +49,7 @@ def method_of(optimizer: Optimizer) -> str:
 
 
 def hyper_values(group: Group) -> Iterator[tuple[str, Any]]:
-    """The hyper-parameters of a group: no tensors of parameters, no names, no flags that only choose a path."""
+    """The hyper-parameters of a group, without parameters, names, and flags that only select a path."""
     beside = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
     for key, value in group.items():
         if key not in beside and _is_plain(value):
@@ -72,13 +79,13 @@ def _short(value: Any) -> str:
 def _bound(reading: Reading, group: Group) -> str:
     bound = reading.bound(group)
     if bound is None:
-        return "no finite one is known"
+        return "no finite bound is known"
     if not reading.eps_inside:
         return f"{bound:.4g}"
     beta1 = float(group["betas"][0])
-    # SGD's momentum takes up the whole gradient, the average of an adaptive method 1 - beta1 of it
+    # SGD's momentum adds the whole gradient, the average of an adaptive method only 1 - beta1 of it
     lr = float(group["lr"]) * bound * (1 - beta1)
-    return f"{bound:.4g}; where gradients are so small that it is reached: SGD with momentum {beta1:g} and lr {lr:.4g}"
+    return f"{bound:.4g}; small gradients reach it, and the update is then SGD with momentum {beta1:g} and lr {lr:.4g}"
 
 
 def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
@@ -87,7 +94,7 @@ def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
     kinds: dict[str, int] = {}
     hyper = from_group(group)
     for p in group["params"]:
-        # a gradient that is not there yet is taken to be like the parameter
+        # without a gradient, assume one like the parameter
         kind = kind_of(p, p if p.grad is None else p.grad, group, hyper)
         label = f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}"
         kinds[label] = kinds.get(label, 0) + 1

@@ -1,7 +1,7 @@
 """The paper's figures of layerwise stepsizes, from the JSONL files of any runs.
 
-One column per run, one line per layer, a shared log axis, and the bound dashed. The figures show how close the lines
-are to each other.
+One column per run, one line per layer, a shared log axis, and the bound as a dashed line. The figures show how close
+the lines are to one another.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Statistic = Literal["mean", "std"]
 
 _NAMES: dict[Statistic, str] = {"mean": "layerwise mean", "std": "layerwise standard deviation"}
 
-#: Up to this many layers are named in the margin; more get a colour scale from the first to the last.
+#: Up to this many layers are named in a legend; more are shown by a colour bar.
 _NAMED = 12
 
 
 @dataclass(frozen=True)
-class PaperPlot:
-    """One of the paper's figures: what it shows of which methods."""
+class PaperFigure:
+    """One of the paper's figures: its statistic and its methods."""
 
     name: str
     statistic: Statistic
@@ -38,17 +38,17 @@ class PaperPlot:
 
 
 PAPER_FIGURES = (
-    PaperPlot("figure-1", "mean", ("Adam", "AdaBelief", "Aida")),
-    PaperPlot("figure-2", "std", ("Adam", "AdaBelief", "Aida")),
-    PaperPlot("figure-3", "mean", ("AdaBelief*", "AdaBelief")),
-    PaperPlot("figure-adam-plus", "mean", ("Adam", "Adam+")),
+    PaperFigure("figure-1", "mean", ("Adam", "AdaBelief", "Aida")),
+    PaperFigure("figure-2", "std", ("Adam", "AdaBelief", "Aida")),
+    PaperFigure("figure-3", "mean", ("AdaBelief*", "AdaBelief")),
+    PaperFigure("figure-adam-plus", "mean", ("Adam", "Adam+")),
 )
 
 
 def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",)) -> Figure:
-    """Runs side by side, one row per statistic. Only weight tensors, if there are any."""
+    """Draw runs side by side, one row per statistic. Draws only weight tensors, if there are any."""
     if not logs:
-        raise ValueError("no run to draw: pass at least one log of aida.stepsizes.read_jsonl")
+        raise ValueError("no run to draw: pass at least one log of aida.read_jsonl")
     with styled():
         figure = new_figure(1.6 + 3.3 * len(logs), 0.9 + 2.9 * len(statistics))
         axes = figure.subplots(len(statistics), len(logs), sharex=True, sharey="row", squeeze=False)
@@ -66,7 +66,7 @@ def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",
 
 
 def draw_paper_figures(logs: Iterable[StepsizeLog], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write those of the paper's figures whose methods are all among the runs, as PNG and SVG."""
+    """Write those of the paper's figures whose methods all have runs, as PNG and SVG."""
     found: dict[str, list[StepsizeLog]] = {}
     for log in logs:
         found.setdefault(log.method, []).append(log)
@@ -79,7 +79,7 @@ def draw_paper_figures(logs: Iterable[StepsizeLog], folder: str | os.PathLike[st
 
 
 def _weights(log: StepsizeLog) -> list[LayerStepsizes]:
-    """The paper shows weights only; biases and gains of norms would add tens of lines."""
+    """The records of weights, as in the paper: biases and norms would add tens of lines."""
     weights = [record for record in log.layers if len(record.shape) >= 2]
     return weights or list(log.layers)
 
@@ -102,7 +102,7 @@ def _draw_bounds(axis: Any, log: StepsizeLog) -> None:
     bounds = sorted({record.bound for record in _weights(log) if record.bound is not None})
     highest = max(record.mean for record in _weights(log))
     for bound in bounds:
-        if bound > 100 * highest:  # 1/eps, decades above everything, would flatten the lines
+        if bound > 100 * highest:  # 1/eps is decades above the lines and would squeeze them together
             axis.annotate(
                 f"bound {bound:.0e}, off the scale", (0.97, 0.97), xycoords="axes fraction", ha="right", va="top",
                 color=GREY, fontsize=8,
@@ -116,7 +116,7 @@ def _draw_bounds(axis: Any, log: StepsizeLog) -> None:
 
 
 def _title(log: StepsizeLog, statistic: Statistic) -> str:
-    """The method, and one number for the final spread of its stepsizes: across layers, or inside them."""
+    """The method, and the final spread of its stepsizes: across layers, or inside them."""
     hyper = log.layers[-1].hyper
     words = [log.method]
     if "projections" in hyper:
@@ -133,7 +133,7 @@ def _title(log: StepsizeLog, statistic: Statistic) -> str:
 
 
 def _colours(number: int) -> list[Any]:
-    """From dark to light by depth: even in lightness, so it also works in grey print and for colour-blind readers."""
+    """Colours from dark to light by depth, readable in grey print and by colour-blind readers."""
     from matplotlib import colormaps
 
     scale = colormaps["viridis"]

@@ -1,10 +1,9 @@
-"""The probe: attached to an optimizer, it measures now and then and hands records to a sink."""
+"""The probe: a hook of an optimizer that measures stepsizes at intervals and passes records to a sink."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,40 +13,39 @@ from torch.optim import Optimizer
 from aida.catalog import reading_for
 from aida.optimizer import Aida
 from aida.readings import Reading
-from aida.stepsizes.counters import StepCounters
+from aida.stepsizes._counters import StepCounters
+from aida.stepsizes._layers import Layer
+from aida.stepsizes._pieces import HostCopy, Slot, own_size
+from aida.stepsizes._reader import Reader, Statistics
+from aida.stepsizes._scales import LayerScales, ScaleReader
 from aida.stepsizes.explanation import hyper_values, method_of
-from aida.stepsizes.layers import Layer
-from aida.stepsizes.pieces import HostCopy, Slot, own_size
-from aida.stepsizes.reader import Reader, Statistics
 from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
-from aida.stepsizes.scales import LayerScales, ScaleReader
 
 
 class StepsizeProbe:
-    """Measures an optimizer's stepsizes after every ``every``-th step and hands the records to a sink.
+    """Measures an optimizer's stepsizes after every ``every``-th step and passes the records to a sink.
 
-    Attaches itself to the optimizer; nothing else in a training loop changes, and the run's numbers
-    do not: the state is only read, and no random number is drawn. Statistics are computed on the
-    parameters' device over pieces of at most 4 million elements, and brought to the host in one copy;
-    two where the step counters lie on the device and are not what they should be: at first, and after
-    a skipped step.
+    The probe attaches itself to the optimizer, so the training loop does not change. It only reads the state and
+    draws no random numbers, so the results of the run do not change either. Statistics are computed on the
+    parameters' device, over pieces of at most 4 million elements, and copied to the host at once. A second copy is
+    needed if step counters on the device are not as expected: at first, and after a skipped step.
 
-    Hooks do not run while a CUDA graph is replayed or inside a compiled step: call :meth:`measure`
-    between the replays.
-
-    An optimizer without stepsizes of its own (SGD, Fromage) gives no records. Of a sharded tensor
+    Hooks do not run while a CUDA graph is replayed or inside a compiled step: call :meth:`measure` between
+    the replays. An optimizer without stepsizes per element (SGD, Fromage) gives no records. For a sharded tensor
     (DTensor) each rank measures its own shard.
 
     Args:
-        optimizer: one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
-        named_parameters: the layers to measure and their names; those the optimizer does not have
-            (yet) are left out (until then).
-        every: measure after each step whose number is a multiple of this.
-        sink: called with one :class:`LayerStepsizes` a layer, then with one :class:`AcrossLayers`.
-        quantiles: levels between 0 and 1.
-        weights_only: leave out tensors of fewer than two dimensions: biases and the gains of norms.
-        reading: how to read the stepsizes, for an optimizer the catalog does not know.
-        start: the number of steps taken before, for a run that goes on from a checkpoint.
+        optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
+        named_parameters (iterable of (str, Tensor)): the layers to measure and their names. Parameters that the
+            optimizer does not have (yet) are left out (until then).
+        every (int, default: 100): measure after each step whose number is a multiple of this.
+        sink (Callable, optional, default: None): called with one :class:`LayerStepsizes` per layer, then with one
+            :class:`AcrossLayers`.
+        quantiles (sequence of float, default: (0.01, 0.25, 0.5, 0.75, 0.99)): levels between 0 and 1.
+        weights_only (bool, default: False): leave out tensors with fewer than two dimensions: biases and norms.
+        reading (Reading, optional, default: None): how to read the stepsizes of an optimizer that is not in the
+            catalog.
+        start (int, default: 0): number of steps taken before, for a run that resumes from a checkpoint.
     """
 
     def __init__(
@@ -82,21 +80,27 @@ class StepsizeProbe:
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            return  # a recorded step is not one that happens now
+            return  # the step is being recorded, not executed
         self.step += 1
         if self.step % self.every == 0:
             self.measure()
 
     @torch.no_grad()
     def measure(self, step: int | None = None) -> Measurement | None:
-        """Measure now, and call the records those of ``step``; None where there is nothing to measure.
+        """Measure now.
 
-        For Aida the cosine and the scales are those of the last step, whose gradients must still be
-        in place and whose lr must not have been changed yet.
+        For Aida the cosine and the scales are those of the last step: its gradients must still be in place, and
+        its lr unchanged.
+
+        Args:
+            step (int, optional, default: None): number of the step for the records; None means the current one.
+
+        Returns:
+            Measurement or None: the records, or None if there is nothing to measure.
         """
         self.step = self.step if step is None else step
         records, right = self._read()
-        if not right:  # a step was skipped, or taken while no hook looked; now the counters are known
+        if not right:  # a step was skipped, or taken without the hook; now the counters are known
             records, _ = self._read()
         if not records:
             return None
@@ -114,13 +118,11 @@ class StepsizeProbe:
     def __enter__(self) -> StepsizeProbe:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _read(self) -> tuple[tuple[LayerStepsizes, ...], bool]:
-        """The records of all layers, and whether they rest on the right step counters."""
+        """The records of all layers, and whether the expected step counters were right."""
         copy = HostCopy()
         layers = self._layers(copy)
         scales = ScaleReader(self._optimizer, copy) if isinstance(self._optimizer, Aida) else None
@@ -138,7 +140,7 @@ class StepsizeProbe:
         return tuple(records), True
 
     def _layers(self, copy: HostCopy) -> list[Layer]:
-        """The named parameters that have a state and took a step."""
+        """The named parameters that have state and have taken a step."""
         if self._reading.stepsize is None:
             return []
         state, groups = self._optimizer.state, self._optimizer.param_groups
@@ -150,7 +152,7 @@ class StepsizeProbe:
             if index is not None and mine is not None and mine.keys() >= needed[index] and (size := own_size(p)):
                 found.append((name, p, size, mine, index, groups[index]))
         steps = self._counters.guess([one[1] for one in found], [one[3]["step"] for one in found], self.step, copy)
-        # Aida makes the state of a tensor even where it then skips the step: no stepsize yet
+        # Aida creates the state of a tensor even if it then skips the step: there is no stepsize yet
         return [Layer(*one, step) for one, step in zip(found, steps, strict=True) if step >= 1]
 
     def _record(
@@ -163,13 +165,7 @@ class StepsizeProbe:
             group=layer.group_index,
             shape=tuple(layer.param.shape),
             elements=layer.size,
-            mean=found.mean,
-            std=found.std,
-            min=found.min,
-            max=found.max,
-            quantiles=found.quantiles,
-            bound=found.bound,
-            at_bound=found.at_bound,
+            **found._asdict(),
             cosine=None if scales is None else scales.cosine,
             scale_m=None if scales is None else scales.of_m,
             scale_g=None if scales is None else scales.of_g,
@@ -183,15 +179,15 @@ def _named(named_parameters: Iterable[tuple[str, Tensor]], weights_only: bool) -
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
             raise TypeError(
                 f"named_parameters must be pairs of a name and a tensor, not {type(entry).__name__}; "
-                "hand over model.named_parameters()"
+                "pass model.named_parameters()"
             )
     if not named:
-        raise ValueError("named_parameters is empty: a generator is used up once; call model.named_parameters() anew")
+        raise ValueError("named_parameters is empty: a generator works only once; call model.named_parameters() again")
     return {p: name for name, p in named if not weights_only or p.ndim >= 2}
 
 
 def _hyper_slots(group: Mapping[str, Any], copy: HostCopy) -> dict[str, Any]:
-    """The group's hyper-parameters, with a slot for each that lies in a tensor."""
+    """The group's hyper-parameters, with a slot in place of each tensor."""
 
     def slotted(value: Any) -> Any:
         if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What a measurement says: one record a layer, and one across the layers."""
+"""The records of a measurement: one per layer, and one across all layers."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class LayerStepsizes:
     std: float  #: over all elements, divided by their number
     min: float
     max: float
-    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes.histogram)
+    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes._histogram)
     quantiles: tuple[tuple[float, float], ...]
-    bound: float | None  #: what no stepsize of the layer can exceed, where that is known
-    at_bound: float | None  #: share of the elements at 0.99 of the bound or above
+    bound: float | None  #: upper bound of the layer's stepsizes, if known
+    at_bound: float | None  #: share of elements at 0.99 of the bound or above
     cosine: float | None  #: of momentum and gradient; Aida only
-    scale_m: float | None  #: the paper's gamma: what is left of m after the projections; Aida only
-    scale_g: float | None  #: the paper's beta: what is left of g; Aida only
-    hyper: Mapping[str, Any]  #: the group's values: lr, betas, eps and whatever else it has
+    scale_m: float | None  #: the paper's gamma, the factor of m after the projections; Aida only
+    scale_g: float | None  #: the paper's beta, the factor of g after the projections; Aida only
+    hyper: Mapping[str, Any]  #: the group's hyper-parameters: lr, betas, eps and others
 
 
 @dataclass(frozen=True)
 class AcrossLayers:
-    """What the layers say together; closes each measurement."""
+    """Statistics across the layers; the last record of each measurement."""
 
     step: int
     method: str
     layers: int
     elements: int
-    spread: float  #: largest layer mean over smallest: the paper's range of layerwise averages
+    spread: float  #: largest layer mean divided by the smallest: the paper's range of layerwise averages
     at_bound: float | None  #: share of all elements at 0.99 of their bound or above
 
 
@@ -49,6 +49,8 @@ Record = LayerStepsizes | AcrossLayers
 
 @dataclass(frozen=True)
 class Measurement:
+    """All records of one measurement."""
+
     layers: tuple[LayerStepsizes, ...]
     across: AcrossLayers
 

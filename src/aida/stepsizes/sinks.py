@@ -1,4 +1,4 @@
-"""Where stepsize records go. A sink is any callable that takes a record; ``some_list.append`` is one."""
+"""Sinks for stepsize records. A sink is any callable that takes a record, such as ``some_list.append``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Record
@@ -20,9 +19,12 @@ _TUPLES = ("shape", "quantiles")
 
 
 class JsonLines:
-    """Appends one line a record to a file, and flushes it when a measurement is complete.
+    """Sink that appends one JSON line per record to a file, and flushes it after each measurement.
 
-    A file left unfinished by a crash is continued on a new line, so that at most one line is lost.
+    If a crash cut the last line short, writing continues on a new line, so that at most one line is lost.
+
+    Args:
+        path (str or PathLike): the file; missing folders are created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,25 +41,24 @@ class JsonLines:
             self._file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> JsonLines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 @dataclass(frozen=True)
 class StepsizeLog:
-    """What a JSONL file holds."""
+    """The content of a file of :class:`JsonLines`."""
 
     path: Path
     layers: tuple[LayerStepsizes, ...]
     across: tuple[AcrossLayers, ...]
-    damaged: tuple[int, ...]  #: numbers of the lines that could not be read, from 1
+    damaged: tuple[int, ...]  #: numbers of the unreadable lines, from 1
 
     @property
     def method(self) -> str:
@@ -65,9 +66,11 @@ class StepsizeLog:
 
 
 def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> StepsizeLog:
-    """Read a file of :class:`JsonLines`. A line that a crash cut short is left out, with a warning.
+    """Read a file of :class:`JsonLines`. Unreadable lines are skipped with a warning.
 
-    ``content`` is what the file holds, for a caller that has read it already.
+    Args:
+        path (str or PathLike): the file.
+        content (bytes, optional, default: None): the content of the file, if it has been read already.
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
@@ -89,16 +92,20 @@ def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> St
     if not layers:
         raise ValueError(
             f"{path} holds no stepsize record{f' and {len(damaged)} unreadable lines' if damaged else ''}; "
-            "aida.stepsizes.JsonLines writes such files, as the sink of an aida.stepsizes.StepsizeProbe"
+            "write it with aida.StepsizeProbe(..., sink=aida.JsonLines(path))"
         )
     if damaged:
         first = ", ".join(map(str, damaged[:10])) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
-        warnings.warn(f"{path}: left out what cannot be read, in line {first}", stacklevel=2)
+        warnings.warn(f"{path}: skipped unreadable lines: {first}", stacklevel=2)
     return StepsizeLog(path, tuple(layers), tuple(across), tuple(damaged))
 
 
 class TensorBoard:
-    """Writes scalars to TensorBoard: ``stepsizes/mean/<layer>`` and the like, ``stepsizes/spread``."""
+    """Sink that writes scalars to TensorBoard: ``stepsizes/mean/<layer>`` and others, ``stepsizes/spread``.
+
+    Args:
+        folder (str or PathLike): the folder of the event files.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -123,6 +130,7 @@ class TensorBoard:
             self._writer.add_scalar(f"stepsizes/{name}", value, step)
 
     def close(self) -> None:
+        """Close the event file."""
         self._writer.close()
 
 
@@ -135,7 +143,7 @@ def _ends_within_a_line(path: Path) -> bool:
 
 
 def _jsonable(value: Any) -> Any:
-    """Numbers that are not finite become null: JSON has no others, and most readers refuse them."""
+    """Replace numbers that are not finite by None: JSON has no NaN, and most readers refuse it."""
     if isinstance(value, Mapping):
         return {key: _jsonable(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -144,7 +152,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def _record(fields: dict[str, Any]) -> Record:
-    """The record that a line holds; ValueError or the like if it holds something else."""
+    """The record in a line; raises ValueError or similar if the line is no record."""
     record: Record
     if "layer" not in fields:
         if fields["spread"] is None:
@@ -161,11 +169,11 @@ def _record(fields: dict[str, Any]) -> Record:
         record = LayerStepsizes(**fields)
         numbers = [record.elements, record.mean, record.std, record.min, record.max, record.bound or 0.0]
         if not _is_name(record.layer) or not isinstance(record.shape, tuple):
-            raise ValueError("its layer has no name or no shape")
+            raise ValueError("the layer has no name or no shape")
     if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
-        raise ValueError("a number or a name is something else")
+        raise ValueError("a field is not a number, or not a name")
     if type(record.step) is not int or not 0 <= record.step < 2**53:
-        raise ValueError("its step is no count")
+        raise ValueError("the step is not a count")
     return record
 
 

@@ -238,7 +238,7 @@ def _report(found: Findings) -> None:
             say(f"{plan.method}, {name} epoch: {mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
         instead = " ".join(f"--set {text}" for text in as_assignments(following.configuration))
-        say(f"the best configuration diverged in a repetition; to repeat the next best: {instead}")
+        say(f"the best configuration did not hold in its repetitions; {instead} repeats the next best instead")
 
 
 def _summarise(found: Sequence[Findings]) -> None:

@@ -64,20 +64,20 @@ def _expanded(given: Path) -> list[Path]:
 
     if not holds_runs(given) or os.path.lexists(given / _FILE):
         return [given]
-    recorded = [each for each in scan(given) if each.spec is not None and file_exists(each.path / _FILE)]
-    if not recorded:
-        fail(f"no stepsizes in {given}: a run records them if it is trained with aida train EXPERIMENT --probe")
-    specs = {each.path: each.spec for each in recorded if each.spec is not None}
+    specs = {each.path: each.spec for each in scan(given) if each.spec is not None and file_exists(each.path / _FILE)}
+    others = {path.parent for path in given.glob(f"*/{_FILE}")} - set(specs)  # of loops that are not of the lab
+    if not specs and not others:
+        return [given]  # left out, with the reason
     names = sorted({spec.experiment for spec in specs.values()})
     if len(names) > 1:
         fail(f"{given} has stepsizes of {', '.join(names)}; name the runs of one experiment, which aida runs lists")
     by_method: dict[str, Path] = {}
     for path, spec in sorted(specs.items(), key=lambda item: item[1].seed):
         by_method.setdefault(spec.method, path)
-    shown = list(by_method.values())[:_COLUMNS]
-    if len(shown) < len(recorded):
-        said = f"{given}: shows {len(shown)} of {len(recorded)} runs, the lowest seed of each method"
-        say(f"{said}; name the folders of runs to see others")
+    shown = [*by_method.values(), *sorted(others)][:_COLUMNS]
+    if len(shown) < len(specs) + len(others):
+        count = f"shows {len(shown)} of {len(specs) + len(others)} runs, one per method and at most {_COLUMNS}"
+        say(f"{given}: {count}; name the folders of runs to see others")
     return shown
 
 
@@ -96,6 +96,8 @@ def _read(run: Path) -> StepsizeLog | str:
     from aida_lab.report.stepsize_figures import read_stepsizes
     from aida_lab.runs.files import StoreError, is_archive, one_line
 
+    if is_archive(run):
+        return f"no stepsizes in {run}: a run records them with aida train --probe"
     archived = is_archive(run.parent)
     if not archived and not os.path.lexists(run):
         below = (found for depth in ("*", "*/*", "*/*/*") for found in Path().glob(f"{depth}/{_FILE}"))

@@ -137,7 +137,7 @@ class _Ear:
 def _warnings_as_notes(ear: _Ear) -> Iterator[None]:
     """What the lab warns of, a damaged checkpoint say, belongs to the run; the rest goes where it always went."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", category=UserWarning, module=r"aida\.lab\.")
+        warnings.filterwarnings("always", category=UserWarning, module=r"aida_lab\.")
         elsewhere = warnings.showwarning
 
         def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:

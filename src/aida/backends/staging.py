@@ -1,4 +1,4 @@
-"""Sending small tables to a CUDA device without waiting for it."""
+"""Asynchronous copies of small tables to a CUDA device."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ import torch
 from torch import Tensor
 
 
-class Mailbox:
-    """Pinned buffers in turn: one is written again only after the device has read what it held."""
+class StagingBuffers:
+    """Pinned host buffers. Each one is reused only after the device has read it."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, deque[tuple[Tensor, torch.cuda.Event]]] = {}  # by length, the oldest first
+        self._sent: dict[int, deque[tuple[Tensor, torch.cuda.Event]]] = {}  # by length, oldest first
 
     def send(self, words: array[int], target: Tensor) -> None:
-        """Copy ``words`` into the device tensor ``target``, in the order of its current stream."""
+        """Copy ``words`` to the device tensor ``target`` on its current stream, without synchronizing."""
         sent = self._sent.setdefault(len(words), deque())
         if sent and sent[0][1].query():
             pinned, event = sent.popleft()
         else:
-            pinned, event = _pinned(len(words)), torch.cuda.Event()
+            pinned = torch.empty(len(words), dtype=torch.int64, device="cpu", pin_memory=True)
+            event = torch.cuda.Event()
         ctypes.memmove(pinned.data_ptr(), words.buffer_info()[0], len(words) * words.itemsize)
         target.copy_(pinned, non_blocking=True)
         event.record()
         sent.append((pinned, event))
-
-
-def _pinned(words: int) -> Tensor:
-    return torch.empty(words, dtype=torch.int64, device="cpu", pin_memory=True)

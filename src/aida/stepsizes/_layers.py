@@ -1,4 +1,4 @@
-"""The layers that a measurement reads, and which of them it reads together."""
+"""The layers of a measurement, and which of them are read together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aida.stepsizes import pieces as tensor_pieces
+from aida.stepsizes import _pieces as tensor_pieces
 
 
 class Layer(NamedTuple):
@@ -15,7 +15,7 @@ class Layer(NamedTuple):
 
     name: str
     param: Tensor
-    size: int  #: elements on this rank, a complex one counted as two
+    size: int  #: elements on this rank; complex elements count as two
     state: Mapping[str, Any]
     group_index: int
     group: dict[str, Any]
@@ -23,9 +23,9 @@ class Layer(NamedTuple):
 
 
 def blocks(layers: Sequence[Layer]) -> list[list[int]]:
-    """The numbers of layers that are read together: alike, and no more than a piece unless it is a single layer.
+    """Group the numbers of layers that are read together: similar ones, up to the size of a piece.
 
-    The largest come first, so that layers of one size, and of one shape, lie side by side.
+    The largest come first, so that layers of the same size and shape are adjacent.
     """
     alike: dict[Any, list[int]] = {}
     for number, layer in enumerate(layers):

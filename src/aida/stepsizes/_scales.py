@@ -1,9 +1,8 @@
-"""What Aida's projections did to each layer in its last step: the cosine of m and g, and the two scales.
+"""The effect of Aida's projections on each layer in the last step: the cosine of m and g, and the two scales.
 
-Read after the step, from what it left: the new momentum, the gradient as received, and, where L2 decay
-is part of the gradient, the parameter before the step, which is the new one plus the update that the
-state still tells. That is exact up to the rounding of the parameter (a relative 6e-8 in float32, 4e-3
-in bf16, of a term that weight decay makes small).
+They are computed after the step from the new momentum and the gradient. With L2 decay the parameter before
+the step is needed too: it is the new one plus the update, which follows from the state. That is exact up to the
+rounding of the parameter (relative 6e-8 in float32, 4e-3 in bf16, of a term that weight decay makes small).
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from aida._step.hyper import Hyper, from_group
 from aida.backends import scalar_dtype
 from aida.optimizer import Aida
 from aida.rule import clip_coefficient, residual_coefficients
-from aida.stepsizes.layers import Layer
-from aida.stepsizes.pieces import HostCopy, Slot, by_size, own_shard
+from aida.stepsizes._layers import Layer
+from aida.stepsizes._pieces import HostCopy, Slot, by_size, own_shard
 
 
 class LayerScales(NamedTuple):
-    """``m^(K) - g^(K) = of_m * m - of_g * g``, the paper's gamma and beta, and the cosine they come from."""
+    """The paper's gamma and beta, in ``m^(K) - g^(K) = of_m * m - of_g * g``, and the cosine of m and g."""
 
-    cosine: float | None  #: None where m or g is zero
+    cosine: float | None  #: None if m or g is zero
     of_m: float
     of_g: float
 
 
 class _Products(NamedTuple):
-    """Over a stretch of some layers, one number a layer: <m, g>, |m| and |g|, g being what the step used."""
+    """<m, g>, |m| and |g| over a piece of some layers, one number per layer; g is the gradient that the step used."""
 
     layers: Sequence[int]  #: their numbers
     hyper: Hyper
@@ -43,7 +42,7 @@ class _Products(NamedTuple):
 
 
 class ScaleReader:
-    """Collects inner products while the layers are walked; :meth:`scales` after the copy came to the host."""
+    """Collects inner products while the layers are read. Call :meth:`scales` after the copy is fetched."""
 
     def __init__(self, optimizer: Aida, copy: HostCopy) -> None:
         self._copy = copy
@@ -55,7 +54,7 @@ class ScaleReader:
         self._squared_norm = self._total(optimizer.param_groups) if clips else None
 
     def columns(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
-        """What :meth:`take` wants to see of layers that are alike; nothing without gradients, or of mere shards."""
+        """The tensors of similar layers that :meth:`take` needs; none without gradients or for shards."""
         first = layers[0].param
         if first.grad is None or own_shard(first) is not first:
             return []
@@ -67,9 +66,9 @@ class ScaleReader:
     def take(
         self, layers: Sequence[int], like: Layer, flat: Sequence[Tensor], stepsize: Tensor, sizes: Sequence[int]
     ) -> None:
-        """Take in a stretch of those tensors, and the stepsizes of its elements.
+        """Add a piece of those tensors, with the stepsizes of its elements.
 
-        It holds the layers with these numbers, all like one of them, in these sizes.
+        ``layers`` are the numbers of the layers in the piece, ``sizes`` their sizes, and ``like`` is one of them.
         """
         hyper = from_group(like.group)
         m, g = flat[0], flat[1].to(flat[0].dtype)
@@ -87,7 +86,7 @@ class ScaleReader:
         self._products.append(_Products(layers, hyper, *slots))
 
     def scales(self) -> dict[int, LayerScales]:
-        """By number, the layers that took part in the step: not those it skipped because of NaN or inf."""
+        """The scales of the layers that the step updated, by number. Layers with NaN or inf were skipped."""
         if self._found_inf is not None and self._found_inf.value != 0:
             return {}
         sums: dict[int, tuple[Hyper, float, float, float]] = {}
@@ -99,7 +98,7 @@ class ScaleReader:
         return {number: scales for number, scales in found.items() if scales is not None}
 
     def _scale(self, hyper: Hyper, like: Tensor) -> float | Tensor:
-        """What the step multiplied the gradient with: its sign, the loss scale and the clipping undone or done."""
+        """The factor of the gradient in the step: its sign, 1 / loss scale, clip coefficient."""
         scale: float | Tensor = hyper.sign
         if self._grad_scale is not None:
             scale = scale / self._grad_scale.to(like.device)
@@ -108,7 +107,7 @@ class ScaleReader:
         return scale.to(like.dtype) if isinstance(scale, Tensor) else scale
 
     def _total(self, groups: Iterable[dict[str, Any]]) -> Tensor:
-        """The squared norm of all gradients that clipping counts."""
+        """The squared norm of all gradients that are clipped."""
         total: Tensor | None = None
         for group in groups:
             norms = [

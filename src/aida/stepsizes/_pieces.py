@@ -12,18 +12,18 @@ from torch import Tensor
 from aida.backends import scalar_dtype
 from aida.backends.tables import is_dense
 
-#: Devices on which an operation costs no launch, and reading a number no wait.
+#: Devices without kernel launches, on which reading a number does not synchronize.
 HOSTS = ("cpu",)
 
-#: Elements a piece holds at most, 16 MiB of float32: the size of every temporary, however large a model.
+#: Maximum number of elements in a piece, and so in every temporary: 16 MiB of float32.
 PIECE = 1 << 22
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same stretch of every tensor (all of one shape) at a time, real and 1-dim.
+    """Yield the same part of every tensor (all of one shape), real and 1-dim.
 
-    Complex tensors come as pairs of reals. Views where all tensors lie alike in memory, whatever the
-    order of their dimensions; else copies of a few rows.
+    Complex tensors are viewed as pairs of reals. Parts are views if all tensors have the same memory order, and
+    copies of a few rows otherwise.
     """
     real = [torch.view_as_real(t) if t.is_complex() else t for t in map(own_shard, tensors)]
     first = real[0]
@@ -44,9 +44,9 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def stretches(columns: Sequence[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
-    """Each column flat: of one layer piece by piece, of several layers at once, one after another.
+    """Yield each column flat: a single layer piece by piece, several layers concatenated.
 
-    A column holds a tensor of each layer; those of one layer are all of one shape.
+    A column holds one tensor per layer. All tensors of a layer have the same shape.
     """
     if len(columns[0]) == 1:
         yield from pieces(*(column[0] for column in columns))
@@ -55,9 +55,9 @@ def stretches(columns: Sequence[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]
 
 
 def _laid_out(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of several tensors, one after another."""
+    """The elements of several tensors, concatenated."""
     parts = []
-    # stacking those of one shape is one operation, flattening each of them one a tensor
+    # stacking tensors of one shape is one operation; flattening them would be one per tensor
     for _, alike in groupby(tensors, attrgetter("shape")):
         one, *more = alike
         together = torch.stack([one, *more]) if more else one
@@ -66,7 +66,7 @@ def _laid_out(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def by_size(sizes: Sequence[int], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Stretches that hold layers of these sizes in turn: for each run of one size a matrix of each, a row a layer."""
+    """Split concatenated layers of these sizes: per run of equal sizes one matrix of each tensor, one row per layer."""
     runs = [(len(list(same)), size) for size, same in groupby(sizes)]
     if len(runs) == 1:
         yield tuple(t.view(runs[0]) for t in flat)
@@ -77,24 +77,24 @@ def by_size(sizes: Sequence[int], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]
 
 
 def own_shard(tensor: Tensor) -> Tensor:
-    """Of a DTensor what lies on this rank; any other tensor itself."""
+    """The local shard of a DTensor; any other tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def own_size(tensor: Tensor) -> int:
-    """How many real numbers of a tensor lie on this rank."""
+    """The number of real numbers of a tensor on this rank."""
     own = own_shard(tensor)
     return 2 * own.numel() if own.is_complex() else own.numel()
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
-    """How the elements lie in memory; the stride of a dimension of size 1 means nothing."""
+    """The memory order: strides without those of dimensions of size 1, which do not matter."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
 
 
 class Slot:
-    """Numbers on some device; ``values``, in float64 on the host, once their :class:`HostCopy` was fetched."""
+    """Numbers on a device. ``values`` holds them, in float64 on the host, after :meth:`HostCopy.fetch`."""
 
     __slots__ = ("values",)
 
@@ -102,25 +102,25 @@ class Slot:
 
     @property
     def value(self) -> float:
-        """The number, where there is only one."""
+        """The number, if there is only one."""
         return self.values.item()
 
 
 class HostCopy:
-    """Numbers that are computed on a device here and there and read on the host together: one wait a device."""
+    """Collects numbers on devices and copies them to the host together, with one synchronization per device."""
 
     def __init__(self) -> None:
         self._numbers: dict[torch.device, dict[torch.dtype, list[tuple[tuple[Tensor, ...], Slot]]]] = {}
 
     def add(self, *numbers: Tensor) -> Slot:
-        """Tensors of one dimension, all of one device and dtype, to be read later as one."""
+        """Add 1-dim tensors of one device and dtype, to be read later as one."""
         slot = Slot()
         of_device = self._numbers.setdefault(numbers[0].device, {})
         of_device.setdefault(numbers[0].dtype, []).append((numbers, slot))
         return slot
 
     def fetch(self) -> None:
-        """Bring everything to the host; every slot then has its values."""
+        """Copy everything to the host and fill all slots."""
         for device, numbers in self._numbers.items():
             wide = scalar_dtype(device)
             parts = [torch.cat([t for found, _ in alike for t in found]).to(wide) for alike in numbers.values()]

@@ -1,9 +1,8 @@
-"""The step counters of parameters, known to the host without asking the device.
+"""The step counters of parameters, predicted on the host without synchronizing.
 
-Aida counts steps on the device, where a step may be skipped. Computing with a counter there takes
-several launches of a kernel for a single number, and asking for it takes a wait. So the counters of
-the last measurement are moved on by the steps since, and the true ones, which come to the host with
-the measurement, say whether that was right.
+Aida counts steps on the device, where a step may be skipped. Computing with a counter there takes several
+kernel launches for a single number, and reading it synchronizes. So the host predicts: the counters of the
+last measurement plus the steps since. The true counters are copied with the measurement and confirm it.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aida.stepsizes import pieces as tensor_pieces
-from aida.stepsizes.pieces import HostCopy, Slot
+from aida.stepsizes import _pieces as tensor_pieces
+from aida.stepsizes._pieces import HostCopy, Slot
 
-#: Counters that lie alike, in one tensor, and the places of their parameters.
+#: Counters of one device and dtype in one tensor, with the indices of their parameters.
 _Counters = tuple[list[int], Tensor]
 
 
 class StepCounters:
-    """Foretells the counters of parameters; parameters that it did not see last make it ask their device."""
+    """Predicts the counters of parameters. For parameters that it has not seen last it reads the device."""
 
     def __init__(self) -> None:
         self._params: Sequence[Tensor] = ()
-        self._known: dict[int, float] = {}  #: by the parameter's place; only what lies on a device
+        self._known: dict[int, float] = {}  #: by the parameter's index; only counters on a device
         self._known_at = 0
         self._watched: list[tuple[list[int], Slot]] = []
 
     def guess(self, params: Sequence[Tensor], counters: Sequence[Any], now: int, copy: HostCopy) -> list[float]:
-        """What the parameters' counters should be after step ``now``; the true ones come with the copy."""
+        """Predict the parameters' counters after step ``now``; the true ones come with the copy."""
         steps = [0.0] * len(params)
         there: list[_Counters] = []
         for places, numbers in _alike(counters):
@@ -55,7 +54,7 @@ class StepCounters:
         return steps
 
     def confirm(self) -> bool:
-        """Whether the last guess was right, after its copy was fetched; the true counters are known from here on."""
+        """Whether the last prediction was right; call it after the copy is fetched."""
         guessed = self._known
         self._learn(self._known_at)
         return guessed == self._known

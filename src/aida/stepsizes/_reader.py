@@ -1,8 +1,8 @@
-"""From the state of an optimizer to a few numbers a layer: first on the device, then on the host.
+"""From the state of an optimizer to a few numbers per layer: first on the device, then on the host.
 
-Launching an operation costs a GPU's host more than a small layer's arithmetic, so there layers are laid
-one after another and read together, and those of one size reduced together, one row each. What is left
-for the host is done for all layers at once: benchmarks/probe_cost.py.
+On a GPU a launch takes longer than the arithmetic of a small layer. So layers are concatenated and read together,
+and layers of the same size are reduced together, one row each. The host then processes all layers at once:
+benchmarks/probe_cost.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from aida.readings import Reading
-from aida.stepsizes import histogram
-from aida.stepsizes.layers import Layer, blocks
-from aida.stepsizes.pieces import HostCopy, Slot, by_size, stretches
-from aida.stepsizes.scales import ScaleReader
+from aida.stepsizes import _histogram as histogram
+from aida.stepsizes._layers import Layer, blocks
+from aida.stepsizes._pieces import HostCopy, Slot, by_size, stretches
+from aida.stepsizes._scales import ScaleReader
 
-#: A stepsize counts as being at its bound from this share of it on.
+#: A stepsize of at least this share of its bound counts as being at the bound.
 AT_BOUND = 0.99
 
 
 class Statistics(NamedTuple):
-    """What the stepsizes of one layer come to."""
+    """Statistics of the stepsizes of one layer."""
 
     mean: float
     std: float
@@ -37,10 +37,10 @@ class Statistics(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Statistics of a stretch of some layers, one number a layer, on their way to the host."""
+    """Statistics of a piece of some layers, one number per layer, not yet on the host."""
 
     layers: Sequence[int]  #: their numbers
-    sizes: Sequence[int]  #: elements of each in the stretch
+    sizes: Sequence[int]  #: elements of each layer in the piece
     mean: Slot
     variance: Slot
     smallest: Slot
@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
 
 
 class Reader:
-    """Enqueues all there is to compute about some layers; :meth:`statistics` after the copy came to the host."""
+    """Enqueues the computations of some layers. Call :meth:`statistics` after the copy is fetched."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Reader:
     ) -> None:
         self._layers, self._reading, self._levels, self._copy = layers, reading, levels, copy
         self._elements = torch.tensor([float(layer.size) for layer in layers], dtype=torch.float64)
-        # the order statistics that the levels stand for: (layers, levels)
+        # the order statistics of the levels: (layers, levels)
         self._ranks = torch.outer(self._elements - 1, torch.tensor(levels, dtype=torch.float64)).long()
         self._bounds = [reading.bound(layer.group) for layer in layers]
         self._pieces: list[_Piece] = []
@@ -78,7 +78,7 @@ class Reader:
         ]
 
     def statistics(self) -> list[Statistics]:
-        """Those of each layer, after the copy came to the host."""
+        """The statistics of each layer."""
         if not self._layers:
             return []
         owners = [number for piece in self._pieces for number in piece.layers]
@@ -90,26 +90,18 @@ class Reader:
         places = torch.tensor(owners)
 
         def share(numbers: Tensor) -> Tensor:
-            """Summed over the pieces of each layer, by the elements of the layer."""
+            """Sum over the pieces of each layer, divided by the layer's number of elements."""
             return torch.zeros_like(self._elements).index_add_(0, places, numbers) / self._elements
 
         mean = share(sizes * means)
-        # about the mean of the whole layer: a difference of squares would lose the small variances that matter here
+        # around the mean of the whole layer: a difference of squares would lose small variances, which matter here
         std = share(sizes * (variances + (means - mean[places]) ** 2)).sqrt()
         smallest, largest = _of_each(owners, lows, min), _of_each(owners, highs, max)
-        shares = share(reached).tolist()
-        return list(
-            map(
-                Statistics,
-                mean.tolist(),
-                std.tolist(),
-                smallest.tolist(),
-                largest.tolist(),
-                self._quantiles(smallest, largest),
-                self._bounds,
-                [None if bound is None else found for bound, found in zip(self._bounds, shares, strict=True)],
-            )
-        )
+        quantiles = self._quantiles(smallest, largest)
+        shares = zip(self._bounds, share(reached).tolist(), strict=True)
+        at_bound = [None if bound is None else found for bound, found in shares]
+        numbers = (column.tolist() for column in (mean, std, smallest, largest))
+        return list(map(Statistics, *numbers, quantiles, self._bounds, at_bound))
 
     def _read(self, block: Sequence[int], scales: ScaleReader | None) -> list[Tensor]:
         """Enqueue the statistics of one of :func:`blocks`, and return its histograms."""
@@ -120,7 +112,7 @@ class Reader:
         columns = [[layer.state[key] for layer in layers] for key in keys]
         if scales is not None:
             columns += scales.columns(layers)
-        step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: no launch for a number
+        step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: a number needs no launch
         counts: list[Tensor] = []
         for flat in stretches(columns):
             stepsize = self._reading.stepsize(flat[: len(keys)], step, group)
@@ -152,7 +144,7 @@ class Reader:
 
 
 def _of_each(owners: Sequence[int], numbers: Tensor, choose: Callable[[float, float], float]) -> Tensor:
-    """One number of each owner's, the owners being 0, 1, 2 and so on."""
+    """Fold the numbers of each owner with ``choose``; owners are 0, 1, 2 and so on."""
     found: dict[int, float] = {}
     for owner, number in zip(owners, numbers.tolist(), strict=True):
         found[owner] = choose(found.get(owner, number), number)

@@ -1,0 +1,74 @@
+"""The kernels of the fused CUDA path, bound to the arguments of one step."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from aida.backends import Batch
+from aida.backends.device_tables import Tables, Workspace
+from aida.backends.launch import Launch, Plan
+
+#: Elements and warps per program, chosen by measurement: docs/performance.md.
+REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
+APPLY_CHUNK, APPLY_WARPS = 512, 1
+#: Partial sums that a program adds at a time.
+COLLECT_BLOCK = 256
+
+
+def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) -> Plan:
+    """The launches of a step. If ``merged``, the reduction also computes the coefficients and counts the step."""
+    from aida.backends import kernels
+
+    clips, has_l2 = batch.traits.clips, batch.traits.has_l2
+    grad_scale, found_inf = batch.grad_scale, batch.found_inf
+    types = [_triton_type(tensors[0].dtype) for tensors in (batch.params, batch.grads, batch.exp_avgs)]
+    pdl = merged and workspace.pdl
+    partial = workspace.partial(batch, clips)
+    tensor_of, first_chunk, chunks = workspace.reduce_map
+    args: tuple[Any, ...] = (
+        tables.buffer, len(batch), workspace.device_sizes, tables.run_of, tensor_of, first_chunk, tables.values,
+        tables.lr_addresses, tables.lr_kinds, grad_scale, found_inf,
+        partial, chunks, workspace.arrivals, workspace.coefficients,
+        *types, tables.aligned, grad_scale is not None, found_inf is not None,
+        has_l2, clips, merged, pdl, REDUCE_CHUNK, COLLECT_BLOCK,
+    )  # fmt: skip
+    reduce = Launch(kernels.reduce_kernel, chunks, args, num_warps=REDUCE_WARPS)
+
+    collect = coefficients = apply = None
+    if not merged:
+        args = (
+            tables.run_of, first_chunk, tables.values, grad_scale, partial, chunks,
+            workspace.sums, workspace.squared, workspace.finite, len(batch), batch.exp_avgs[0].dtype == torch.float32,
+            grad_scale is not None, has_l2, clips, COLLECT_BLOCK,
+        )  # fmt: skip
+        collect = Launch(kernels.collect_kernel, len(batch), args)
+        args = (
+            tables.buffer, len(batch), tables.run_of, tables.values,
+            tables.lr_addresses, tables.lr_kinds, grad_scale, found_inf,
+            workspace.sums, workspace.norm, workspace.finite, workspace.coefficients,
+            grad_scale is not None, found_inf is not None, has_l2, clips,
+            not clips and batch.exp_avgs[0].dtype == torch.float64,
+        )  # fmt: skip
+        coefficients = Launch(kernels.coefficients_kernel, len(batch), args)
+
+    tensor_of, first_chunk, chunks = workspace.apply_map
+    if chunks:
+        args = (
+            tables.buffer, len(batch), workspace.device_sizes, tables.run_of, tensor_of, first_chunk,
+            tables.values, workspace.coefficients, chunks,
+            *types, tables.aligned, has_l2, pdl, APPLY_CHUNK,
+        )  # fmt: skip
+        options = {"launch_pdl": True} if pdl else {}
+        apply = Launch(kernels.apply_kernel, chunks, args, num_warps=APPLY_WARPS, **options)
+    norm = workspace.norm if clips else None
+    return Plan(reduce, collect, coefficients, apply, workspace.finite, workspace.squared, norm)
+
+
+@cache
+def _triton_type(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
