@@ -104,6 +104,10 @@ class Browser:
     def click(self, at: tuple[float, float]) -> None:
         self.drag(at, at)
 
+    def tap(self, at: tuple[float, float]) -> None:
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": at[0], "y": at[1]}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def press(self, key: str) -> None:
         codes = {"Enter": 13, "Tab": 9, "Escape": 27}
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")

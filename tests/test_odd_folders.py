@@ -109,7 +109,7 @@ GROUPS = [CASES[start : start + 12] for start in range(0, len(CASES), 12)]
 @pytest.mark.parametrize("group", range(len(GROUPS)))
 def test_a_report_of_a_few_odd_folders(tmp_path: Path, group: int, monkeypatch):
     # figures of runs that count are drawn below, for all of them at once
-    monkeypatch.setattr(build, "draw_all", lambda study, folder: [])
+    monkeypatch.setattr(build, "draw_all", lambda results, folder: [])
     runs, out = tmp_path / "in" / "runs", tmp_path / "out"
     for seed, case in enumerate(GROUPS[group]):
         make(case, runs, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,8 @@ def test_methods_are_switched_off_and_on_in_every_chart(browser):
 
 
 @pytest.mark.parametrize(
-    ("view", "axis"), [("loss", "training loss"), ("time", "seconds an epoch"), ("search-0", "eps")]
+    ("view", "axis"),
+    [("loss", "training loss, log scale"), ("time", "seconds per epoch"), ("search-eps", "eps, log scale")],
 )
 def test_a_panel_shows_other_views(browser, view, axis):
     with_chart(browser)
@@ -150,7 +152,7 @@ def test_a_chart_is_zoomed_by_the_pointer_and_the_keys(browser):
     assert ticks(browser).split()[0] in ("30", "31", "32")
 
 
-@pytest.mark.parametrize("view", ["metric", "loss", "time", "search-0"])
+@pytest.mark.parametrize("view", ["metric", "loss", "time", "search-eps"])
 @pytest.mark.parametrize(("key", "back"), [("+", "-"), ("-", "+")])
 def test_zoom_stops_before_ticks_lose_their_meaning(browser, view, key, back):
     with_chart(browser)
@@ -184,13 +186,137 @@ def test_the_pointer_reads_values_off_and_opens_the_runs(browser):
         browser.move(place(browser, 0.91, 0.5))
         said = browser.run(f"!{tip}.hidden && {tip}.innerText")
     assert "Aida (K=2)" in said
+    assert "±" in said
     line = browser.run(
-        f"(() => {{ const p = document.querySelector('{CHART} [data-series=\"aida-k2\"] path[stroke]');"
+        f"(() => {{ const p = document.querySelector('{CHART} [data-series=\"aida-k2\"] path.line');"
         " const at = p.getPointAtLength(p.getTotalLength() * .97); const r = p.ownerSVGElement.getBoundingClientRect();"
         " return [r.x + at.x, r.y + at.y]; })()"
     )
     browser.click(tuple(line))
     browser.until("document.querySelector('dialog').open")
+
+
+def test_a_tap_reads_values_off_with_their_deviation_and_a_second_one_elsewhere_hides_them(page):
+    with Browser(CHROMIUM, 390, 844) as browser:
+        browser.resize(390, 844, phone=True)
+        browser.open(page)
+        with_chart(browser)
+        assert "Tap to read" in browser.run(f"document.querySelector('{PANEL} .hint').textContent")
+        tip = f"document.querySelector('{PANEL} .tip')"
+        browser.tap(place(browser, 0.8, 0.4))
+        browser.until(f"!{tip}.hidden && {tip}.innerText.includes('±')")
+        browser.tap((20, 20))
+        browser.until(f"{tip}.hidden")
+        assert browser.complaints == []
+
+
+def test_each_line_has_its_title_at_its_end_and_no_two_overlap(browser):
+    with_chart(browser)
+    found = browser.run(
+        f"[...document.querySelectorAll('{CHART} [data-label] text')]"
+        ".map(t => [t.textContent, Number(t.getAttribute('y'))])"
+    )
+    assert {text for text, _ in found} == {"Aida (K=2)", "Aida (K=1)", "AdaBelief", "Adam", "SGD"}
+    heights = sorted(height for _, height in found)
+    assert all(high - low >= 13.9 for low, high in pairwise(heights))
+
+
+def test_an_entry_of_the_legend_highlights_its_line(browser):
+    with_chart(browser)
+    x, y = browser.run(
+        f"(() => {{ const r = document.querySelector('{PANEL} [data-switch=adam]').getBoundingClientRect();"
+        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    browser.move((x, y))
+    dim = f"[...document.querySelectorAll('{CHART} [data-series].dim')].map(g => g.dataset.series)"
+    assert set(browser.until(f"{dim}.length && {dim}")) == {"aida-k2", "aida-k1", "adabelief", "sgd"}
+    browser.move((x, y - 150))
+    browser.until(f"{dim}.length === 0")
+
+
+def test_lines_and_legend_have_the_same_marker_and_methods_differ_in_colour(browser):
+    with_chart(browser)
+    looks = browser.run("DATA.methods")
+    assert len({(each["colour"], each["dash"]) for each in looks.values()}) == len(looks)
+    assert looks["aida-k1"]["colour"] != looks["aida-k2"]["colour"]
+    corners = "(d) => d.split('L').length"
+    for method in ("aida-k2", "adam"):
+        legend = f"document.querySelector('{PANEL} [data-switch=\"{method}\"] svg path').getAttribute('d')"
+        line = f"document.querySelector('{CHART} [data-series=\"{method}\"] path:last-child').getAttribute('d')"
+        assert browser.run(f"({corners})({legend}) === ({corners})({line})"), method
+
+
+def test_smoothing_moves_the_line_and_not_the_values(browser):
+    with_chart(browser)
+    path = f"document.querySelector('{CHART} [data-series=adam] path.line').getAttribute('d')"
+    before = browser.run(path)
+    browser.run(
+        f"(() => {{ const slider = document.querySelector('{PANEL} input[type=range]'); slider.value = 0.9;"
+        " slider.dispatchEvent(new Event('input')); })()"
+    )
+    assert browser.run(path) != before
+    flat = browser.run("smoothed([{y: 5}, {y: 5}, {y: 5}], 0.9).map(point => point.y)")
+    assert flat == pytest.approx([5, 5, 5])
+    assert browser.run("smoothed([{y: 0}, {y: 1}], 0.5)[1].y") == pytest.approx(2 / 3)
+
+
+def test_bands_end_at_the_axes(browser):
+    with_chart(browser)
+    box, clip = browser.run(
+        f"(() => {{ const r = document.querySelector('{CHART} clipPath rect');"
+        f" const a = document.querySelector('{CHART} path.axis');"
+        " const n = name => Number(r.getAttribute(name)), b = a.getBBox();"
+        " return [[b.x, b.y, b.width, b.height], [n('x'), n('y'), n('width'), n('height')]]; })()"
+    )
+    assert box == clip
+
+
+def test_a_drag_leaves_no_focus_frame_and_a_key_brings_it_back(browser):
+    with_chart(browser)
+    browser.drag(place(browser, 0.4, 0.3), place(browser, 0.6, 0.31))
+    frame = f"getComputedStyle(document.querySelector('{CHART}')).outlineStyle"
+    assert browser.run(f"document.activeElement === document.querySelector('{CHART}')")
+    assert browser.run(frame) == "none"
+    browser.press("+")
+    assert browser.run(frame) == "solid"
+
+
+def test_the_address_keeps_what_was_selected(window, page):
+    window.open(page)
+    with_chart(window)
+    window.run(f"document.querySelector('{PANEL} [data-view=loss]').click()")
+    window.run(f"document.querySelector('{PANEL} [data-switch=sgd]').click()")
+    window.run(f"document.querySelector('{PANEL} [aria-label=\"Zoom in\"]').click()")
+    shown, drawn, address = ticks(window), lines(window), window.run("location.href")
+    assert "off=sgd" in address
+    window.open(page)
+    with_chart(window)
+    assert ticks(window) != shown
+    window.run(f"(() => {{ location.replace({address!r}); location.reload(); }})()")
+    window.until("document.readyState === 'complete' && typeof panels !== 'undefined' && panels.ready === true")
+    with_chart(window)
+    assert (ticks(window), lines(window)) == (shown, drawn)
+    assert window.complaints == []
+
+
+def test_the_page_opens_with_a_verdict_and_a_dot_for_every_method(browser):
+    assert browser.run("document.querySelector('main section').id") == "verdict"
+    sentences = browser.run("[...document.querySelectorAll('.verdict')].map(each => each.textContent)")
+    assert len(sentences) == 3
+    assert all("Aida (K=2)" in each for each in sentences)
+    rows = browser.run(
+        "[...document.querySelectorAll('.dots')]"
+        ".map(each => [...each.querySelectorAll('.row .name')].map(n => n.textContent))"
+    )
+    for names in rows:
+        assert {"Aida (K=1)", "AdaBelief", "Adam", "SGD"} <= set(names)
+    browser.run("document.querySelector('.dots .row button').click()")
+    browser.until("document.querySelector('dialog').open")
+
+
+def test_no_panel_promises_what_it_does_not_do(browser):
+    hints = browser.run("[...document.querySelectorAll('.panel')].map(p => p.querySelector('.hint').textContent)")
+    assert [("see its runs" in hint) for hint in hints] == [False, True, True, True, True]  # the profile has no runs
 
 
 def test_tables_sort_by_their_heads_with_empty_fields_last(browser):
@@ -212,7 +338,7 @@ def test_tables_sort_by_their_heads_with_empty_fields_last(browser):
     assert methods == sorted(methods, key=str.lower)
     # the reference has no p-value, and is the last either way
     for _ in range(2):
-        press(10)
+        press(9)
         assert browser.run(f"[...{table}.tBodies[0].rows].at(-1).cells[0].innerText") == "Aida (K=2)"
 
 
@@ -247,11 +373,17 @@ def test_the_list_of_runs_is_filtered(browser):
     shown = "[...document.querySelectorAll('#all-runs tbody tr')].filter(row => !row.hidden).length"
     assert browser.run(shown) == 1
     assert "1 of 53 runs" in browser.run("document.querySelector('#runs [role=status]').textContent")
+    for typed, count in (("eps 1e-2", 2), ("eps 0.01", 2), ("eps=1E-02", 2), ("eps 1", 0), ("lr 1e-3 eps 1e-4", 2)):
+        browser.run(
+            f"(() => {{ const field = document.querySelector('#runs input'); field.value = {typed!r};"
+            " field.dispatchEvent(new Event('input')); })()"
+        )
+        assert browser.run(shown) == count, typed
 
 
 def test_odd_runs_break_nothing_on_the_page(window, tmp_path, monkeypatch):
     """Hostile names, values at the ends of what a number can be: every view of every panel is drawn."""
-    monkeypatch.setattr(build, "draw_all", lambda study, folder: [])
+    monkeypatch.setattr(build, "draw_all", lambda results, folder: [])
     for seed, case in enumerate(CASES):
         make(case, tmp_path / "runs", seed)
     page = write(read([tmp_path / "runs"]), tmp_path / "report").page
@@ -281,7 +413,7 @@ def test_odd_runs_break_nothing_on_the_page(window, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
+    ("name", "width", "dark"), [("light", 1400, False), ("dark", 1100, True), ("phone", 390, False)]
 )
 def test_it_is_readable_in_light_in_dark_and_on_a_phone(page, tmp_path, name, width, dark):
     with Browser(CHROMIUM, width, 900, dark) as browser:
@@ -289,8 +421,17 @@ def test_it_is_readable_in_light_in_dark_and_on_a_phone(page, tmp_path, name, wi
             browser.resize(width, 844, phone=True)
         browser.open(page)
         with_chart(browser)
-        # only tables and the bar of links may be wider than the window, and those scroll by themselves
+        # only tables, figures and the bar of links may be wider than the window; they scroll and show it
         assert browser.run("document.documentElement.scrollWidth") == width
+        browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        frames = (
+            "[...document.querySelectorAll('main .scroll')].map(each => "
+            "[each.scrollWidth > each.clientWidth + 2, each.parentElement.classList.contains('more-right')])"
+        )
+        browser.until(f"{frames}.every(([wide, shown]) => wide === shown)")
+        frames = browser.run(frames)
+        assert len(frames) > 8
+        assert any(wide for wide, _ in frames) or name != "phone"
         for text, ground in (
             ("ink", "paper"),
             ("soft", "paper"),
@@ -299,7 +440,7 @@ def test_it_is_readable_in_light_in_dark_and_on_a_phone(page, tmp_path, name, wi
             ("ink", "mark"),
         ):
             assert contrast(browser, text, ground) >= 4.5, (text, ground)
-        for colour in range(7):
+        for colour in range(10):
             assert contrast(browser, f"c{colour}", "paper") >= 3, colour
         target = Path(os.environ.get("AIDA_SCREENSHOTS", tmp_path)) / f"report-{name}.png"
         assert browser.screenshot(target).stat().st_size > 20_000

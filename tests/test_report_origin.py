@@ -63,11 +63,11 @@ def test_a_column_names_its_commits_and_torch_versions_with_their_runs(runs, tmp
         "torch: 2.13 (8 runs), 2.11 (1 run)."
     )
     assert said in comparison_of(runs)[1].remarks
-    study = read([runs], declared=EXPERIMENTS)
-    write_tables(study, tmp_path / "tables")
+    results = read([runs], declared=EXPERIMENTS)
+    write_tables(results, tmp_path / "tables")
     for name in ("table-III.md", "table-III.tex"):
         assert said in (tmp_path / "tables" / name).read_text()
-    page = write(study, tmp_path / "out").page.read_text()
+    page = write(results, tmp_path / "out").page.read_text()
     assert said in page
     assert '<span class="badge">3 commits, 2 torch versions</span>' in page
 
@@ -88,17 +88,17 @@ def test_only_runs_behind_a_number_of_the_table_mix_it(tmp_path):
 
 
 def test_every_run_names_its_commit_and_torch_version(runs, tmp_path):
-    study = read([runs], declared=EXPERIMENTS)
+    results = read([runs], declared=EXPERIMENTS)
     rows = {
         (row["method"], row["seed"]): row
-        for row in csv.DictReader(formats.runs_csv(study.collection.runs).splitlines())
+        for row in csv.DictReader(formats.runs_csv(results.collection.runs).splitlines())
     }
     assert (rows["adam", "2"]["commits"], rows["adam", "2"]["torch"]) == (NEW, "2.13")
     assert (rows["sgd", "1"]["commits"], rows["sgd", "1"]["torch"]) == (OLD, "2.11")
     assert rows["adamw", "0"]["commits"] == "not recorded"
-    shown = {(run["commit"], run["torch"]) for run in payload(study, tmp_path)["runs"]}
+    shown = {(run["commit"], run["torch"]) for run in payload(results, tmp_path)["runs"]}
     assert shown == {("aaaaaaa", "2.13"), ("bbbbbbb+", "2.13"), ("aaaaaaa", "2.11"), ("not recorded", "2.13")}
-    cells = {row["method"]: row for row in csv.DictReader(formats.cells_csv(study.columns).splitlines())}
+    cells = {row["method"]: row for row in csv.DictReader(formats.cells_csv(results.columns).splitlines())}
     assert (cells["adam"]["commits"], cells["sgd"]["torch"]) == (f"{OLD}; {NEW}", "2.11; 2.13")
 
 

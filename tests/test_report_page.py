@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from aida_lab.cli import app
 from aida_lab.experiments import experiments
-from aida_lab.report import naming, plots, tables
+from aida_lab.report import charts, naming, plots, tables
 from aida_lab.report.build import read, write
-from aida_lab.report.payload import payload, thinned
+from aida_lab.report.charts import thinned
+from aida_lab.report.payload import payload
 from aida_lab.report.profile import cost, profile
 from aida_lab.spec import Metric
 from report_fixture import (
@@ -102,14 +103,14 @@ def test_links_lead_to_files_that_are_there(made):
     assert links
     assert [link for link in links if not (root / "out" / link).exists()] == []
     for run in data_of(text)["runs"]:
-        assert (root / "out" / run["folder"] / "spec.json").exists()
+        assert (root / "out" / run["link"]).exists()
 
 
 def test_tables_open_where_there_is_something_to_see(made):
-    parts = re.findall(r"<details( open)?>\s*<summary><h3>([^<]+)</h3><span class=\"soft\">([^<]+)", made[2])
-    assert {bool(opened) for opened, *_ in parts} == {True, False}
-    for opened, title, about in parts:
-        assert bool(opened) == ("no runs" not in about), title
+    parts = re.findall(r"<details( open)?>\s*<summary><h3>([^<]+)</h3>", made[2])
+    assert len(parts) > 4
+    assert all(opened for opened, _ in parts)
+    assert "No runs yet: resnet34 on cifar10 (<code>aida train resnet34-cifar10</code>)" in made[2]
 
 
 def test_what_a_run_says_is_text_and_nothing_else(made):
@@ -137,7 +138,8 @@ def test_every_number_opens_its_runs_and_every_run_its_spec(made):
 def test_every_number_of_ours_in_a_table_can_be_opened(made):
     for column in read([made[0] / "runs"], declared=SHOWN).columns:
         found = tables.comparison(column)
-        for row, cell in zip(found.rows, column.cells, strict=True):
+        cells = [cell for cell in column.cells if cell.configurations]
+        for row, cell in zip(found.rows, cells, strict=True):
             for head, field in zip(found.heads[1:], row[1:], strict=True):
                 if cell.chosen and field.order is not None and head.text not in ("paper", "tried"):
                     assert field.opens in {each.id for each in cell.configurations}, (cell.method, head.text)
@@ -162,11 +164,12 @@ def test_a_seed_with_a_probe_beside_one_without_counts_once_and_shows_its_stepsi
         write_run(runs, spec("aida-k2", seed), [90.0 + seed] * 4)
     again = write_run(runs, spec("aida-k2", 0, probe_every=10), [90.0] * 4)
     write_stepsizes(again, "aida")
-    study = read([runs], declared=EXPERIMENTS)
-    data = payload(study, tmp_path)
+    results = read([runs], declared=EXPERIMENTS)
+    data = payload(results, tmp_path)
     (found,) = data["configurations"].values()
-    assert [data["runs"][index]["counts"] for index in found["runs"]] == [True, True, True, False]
-    names = [path.name for path in write(study, tmp_path / "out").files]
+    assert (len(found["runs"]), found["facts"]["seeds"]) == (4, "3")
+    assert found["facts"]["last epoch"] == "91.00 ± 1.00"
+    names = [path.name for path in write(results, tmp_path / "out").files]
     assert "all.png" in names
 
 
@@ -198,14 +201,14 @@ def test_figures_are_there_as_png_and_svg(made):
     names = {path.relative_to(root / "out" / "figures").as_posix() for path in report.files if "figures" in path.parts}
     stepsizes = "stepsizes-vgg11-cifar10-fp32"
     for stem in (
-        "curves-table-II", "curves-table-III", "curves-others", "curves-apart", "time-table-III",
-        "search-eps-table-III", "search-eps-apart", "profile",
+        "curves-table-II", "curves-table-III", "curves-others", "curves-shortened", "time-table-III",
+        "search-eps-table-III", "search-eps-shortened", "profile",
         f"{stepsizes}/figure-1", f"{stepsizes}/figure-2", f"{stepsizes}/all",
     ):  # fmt: skip
         assert {f"{stem}.png", f"{stem}.svg"} <= names
         assert (root / "out" / "figures" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (root / "out" / "figures" / f"{stem}.svg").read_text()
-    assert made[2].count("data:image/png;base64,") == 3  # stepsizes: two of the paper's and all
+    assert made[2].count("data:image/svg+xml;base64,") == 3  # stepsizes: two of the paper's and all
 
 
 def test_a_page_without_runs_names_the_command_that_makes_them(tmp_path):
@@ -254,21 +257,45 @@ def test_what_is_measured_at_its_end_alone_is_shown_by_its_loss(tmp_path):
         for row in rows[:-1]:
             del row["accuracy"]
         (folder / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    study = read([tmp_path], declared=EXPERIMENTS)
-    (axis,) = plots.curves_of(study.columns, naming.looks(study.methods)).axes
+    results = read([tmp_path], declared=EXPERIMENTS)
+    (first, *_) = charts.views(results.columns[0], range(1, 5))
+    (axis,) = plots.figure_of([first], naming.looks(results.methods)).axes
     assert axis.get_ylabel() == "training loss"
     assert list(axis.lines[0].get_ydata()) == [-1.0, -2.0, -3.0, -3.5]
-    assert payload(study, tmp_path)["runs"][0]["metric"] == [None, None, None, 90.0]
+    assert payload(results, tmp_path)["runs"][0]["metric"] == [None, None, None, 90.0]
 
 
 def test_a_curve_is_the_mean_over_seeds_with_a_band_of_one_deviation(tmp_path):
     for seed in range(3):
         write_run(tmp_path, spec("adam", seed), [10.0, 20.0, 30.0 + seed, 40.0])
     begin_run(tmp_path, spec("adam", 9), [99.0])
-    study = read([tmp_path], declared=EXPERIMENTS)
-    (axis,) = plots.curves_of(study.columns, naming.looks(study.methods)).axes
+    results = read([tmp_path], declared=EXPERIMENTS)
+    shown = charts.curves(results.columns[0], "metric", range(1, 5))
+    (axis,) = plots.figure_of([shown], naming.looks(results.methods)).axes
     assert list(axis.lines[0].get_ydata()) == [10.0, 20.0, 31.0, 40.0]
+    (drawn,) = charts.in_json(shown, float)["series"]  # the page shows the same numbers
+    assert (drawn["y"], drawn["low"][2], drawn["high"][2]) == ([10.0, 20.0, 31.0, 40.0], 30.0, 32.0)
     assert sorted({y for x, y in axis.collections[0].get_paths()[0].vertices if x == 3}) == pytest.approx([30.0, 32.0])
+
+
+def test_a_band_on_a_log_axis_is_positive_and_symmetric_on_it(tmp_path):
+    for seed, loss in enumerate((0.01, 0.5)):
+        write_run(tmp_path, spec("adam", seed), [10.0] * 4, losses=[2.0, 1.0, 1.0, loss])
+    shown = charts.curves(read([tmp_path], declared=EXPERIMENTS).columns[0], "loss", range(1, 5))
+    point = shown.series[0].points[-1]
+    assert shown.y.label == "training loss, log scale"
+    assert 0 < point.low < point.y
+    assert point.high / point.y == pytest.approx(point.y / point.low)
+
+
+def test_the_profile_counts_a_better_configuration_that_the_paper_did_not_try(tmp_path):
+    for name in ("vgg11-cifar10", "digits"):
+        for seed in range(2):
+            for method in ("aida-k2", "adam"):
+                write_run(tmp_path, spec(method, seed, experiment=name), [90.0] * 4)
+    write_run(tmp_path, spec("adam", 0, {"lr": 3e-3}), [95.0] * 4)
+    found = profile(read([tmp_path], declared=EXPERIMENTS).comparable)
+    assert found.gaps == {"aida-k2": (0.0, 1.0), "adam": (0.0, 0.0)}
 
 
 def test_the_profile_by_hand(tmp_path):

@@ -98,12 +98,12 @@ def test_the_command_killed_again_and_again_never_leaves_an_empty_page(tmp_path)
 
 def test_a_report_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
     write_run(tmp_path / "runs", spec(), [1.0, 2.0, 3.0, 4.0])
-    study = read([tmp_path / "runs"], declared=EXPERIMENTS)
-    write(study, tmp_path / "report")
+    results = read([tmp_path / "runs"], declared=EXPERIMENTS)
+    write(results, tmp_path / "report")
     before = {name: (tmp_path / "report" / name).read_bytes() for name in files(tmp_path / "report")}
     monkeypatch.setattr(build, "page", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write(study, tmp_path / "report")
+        write(results, tmp_path / "report")
     assert {name: (tmp_path / "report" / name).read_bytes() for name in files(tmp_path / "report")} == before
 
 
@@ -191,4 +191,4 @@ def test_a_run_with_two_results_counts_in_no_order(tmp_path, turned):
     done = CliRunner().invoke(app, ["report", *map(str, roots), "--out", str(tmp_path / "report")])
     assert done.exit_code == 0
     assert "its copies ended differently, so none counts" in done.stderr
-    assert "ended differently" in (tmp_path / "report" / "tables" / "trouble.md").read_text()
+    assert "ended differently" in (tmp_path / "report" / "tables" / "excluded.md").read_text()

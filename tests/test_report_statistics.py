@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aida_lab.report.statistics import Summary, against_control, against_published, summarise
+from aida_lab.report.statistics import MeanStd, against_control, against_published, mean_std
 from dunnett_by_hand import dunnett_by_hand, dunnett_tail
 
 
@@ -44,13 +44,13 @@ def test_the_independent_tails_are_right_where_they_are_known():
 
 @pytest.mark.parametrize("values", [A, [0.001, 0.002], [1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3]])
 def test_mean_and_sample_deviation(values):
-    found = summarise(values)
+    found = mean_std(values)
     assert (found.n, found.mean) == (len(values), pytest.approx(np.mean(values), rel=1e-14))
     assert found.std == pytest.approx(np.std(values, ddof=1), rel=1e-9)
 
 
 def test_one_number_has_no_deviation():
-    assert summarise([3.0]) == Summary(1, 3.0, None)
+    assert mean_std([3.0]) == MeanStd(1, 3.0, None)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_without_a_test_there_is_a_reason_and_no_claim(samples, reasons):
 
 
 def test_a_published_mean_is_three_repetitions():
-    found = against_published(summarise(A), 91.20, 0.21)
+    found = against_published(mean_std(A), 91.20, 0.21)
     assert found.test == "Welch"
     assert found.p == pytest.approx(welch((np.mean(A), 91.20), (float(np.std(A, ddof=1)), 0.21), (3, 3)), rel=1e-6)
 
@@ -200,9 +200,9 @@ def test_a_published_mean_is_three_repetitions():
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (against_published(summarise([1.0]), 2.0, 0.1), "n=1, no test"),
-        (against_published(summarise([1.0, 2.0]), 2.0, None), "no std published"),
-        (against_published(summarise([1.0, 1.0]), 2.0, 0.0), "no spread between seeds, no test"),
+        (against_published(mean_std([1.0]), 2.0, 0.1), "n=1, no test"),
+        (against_published(mean_std([1.0, 2.0]), 2.0, None), "no std published"),
+        (against_published(mean_std([1.0, 1.0]), 2.0, 0.0), "no spread between seeds, no test"),
     ],
 )
 def test_a_published_mean_that_cannot_be_tested_says_why(found, reason):
@@ -211,7 +211,7 @@ def test_a_published_mean_that_cannot_be_tested_says_why(found, reason):
 
 
 def test_a_published_mean_is_tested_however_large_the_numbers_of_a_run_are():
-    found = against_published(summarise([1e100, -1e100, 3e99]), 91.20, 0.21)
+    found = against_published(mean_std([1e100, -1e100, 3e99]), 91.20, 0.21)
     assert found.freedom == pytest.approx(2.0)
     assert 0 < found.p < 1
     assert all(map(math.isfinite, found.interval))

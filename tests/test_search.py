@@ -252,7 +252,7 @@ def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
     assert [each["method"] for each in written] == ["aida-k1", "sgd"]
     assert all(each["shortened"] and each["spec"]["epochs"] == 1 for each in written)
     assert found.output.count("search shortened to 1 of 2 epochs") == 2
-    assert "2 of 40 epochs, at most 1 batches an epoch; searched with 1 epochs" in " ".join(found.output.split())
+    assert "2 of 40 epochs, at most 1 batches per epoch; searched with 1 epochs" in " ".join(found.output.split())
     assert {record.spec.epochs for record in scan("runs")} == {1, 2}
 
 

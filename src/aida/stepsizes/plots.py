@@ -60,7 +60,7 @@ def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",
             axes[0, column].set_title(_title(log, statistics[0]))
             axes[-1, column].set_xlabel("step")
         for row, statistic in enumerate(statistics):
-            axes[row, 0].set_ylabel(f"{_NAMES[statistic]}\nof the adaptive stepsizes")
+            axes[row, 0].set_ylabel(f"{_NAMES[statistic]}\nof the adaptive stepsizes, log scale")
         _explain_colours(figure, axes, names, colours)
     return figure
 

@@ -29,7 +29,7 @@ def compare(
     """
     from aida_lab.experiments import experiments
     from aida_lab.report.collect import Collection, collect
-    from aida_lab.report.study import examine
+    from aida_lab.report.results import arrange
     from aida_lab.runs.files import StoreError
 
     roots = runs or [Path("runs")]
@@ -42,7 +42,7 @@ def compare(
     if first == second:
         fail(f"{a} and {b} are the same method, {first}; name two methods")
     pair = Collection(tuple(run for run in found if run.spec.method in (first, second)), ())
-    verdicts = [_verdict(column, first) for column in examine(pair, experiments(), reference=second).columns]
+    verdicts = [_verdict(column, first) for column in arrange(pair, experiments(), reference=second).columns]
     for verdict in verdicts:
         say(verdict)
     if all("not compared" in verdict for verdict in verdicts):
@@ -65,7 +65,7 @@ def _verdict(column: Column, method: str) -> str:
     from aida_lab.report.words import p_value
 
     cells = [column.cell(method), column.cell(column.reference)]
-    one, other = ((cell and cell.summary("best")) or None for cell in cells)
+    one, other = ((cell and cell.mean_std("best")) or None for cell in cells)
     if cells[0] is None or one is None or other is None:
         lacking = [name for name, known in ((method, one), (column.reference, other)) if known is None]
         return f"{column.title}: not compared, no finished run of {' and '.join(lacking)}"
@@ -88,5 +88,5 @@ def _verdict(column: Column, method: str) -> str:
 def _mean(cell: Cell) -> str:
     from aida_lab.progress.labels import differing, settings_in_words
 
-    found, values = cell.summary("best"), settings_in_words(differing(cell.chosen.runs[0].spec)) if cell.chosen else ""
+    found, values = cell.mean_std("best"), settings_in_words(differing(cell.chosen.runs[0].spec)) if cell.chosen else ""
     return f"{mean_in_words(found)} (n = {found.n if found else 0}{'; ' if values else ''}{values})"

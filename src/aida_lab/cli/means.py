@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aida_lab.cli.printing import console, mean_in_words, table
 
 if TYPE_CHECKING:
-    from aida_lab.report.statistics import Summary
+    from aida_lab.report.statistics import MeanStd
     from aida_lab.runs.store import RunRecord
     from aida_lab.runs.summary import Summary as Measured
     from aida_lab.spec import RunSpec
@@ -24,8 +24,8 @@ class Mean:
     #: One state per seed.
     states: tuple[str, ...]
     metric: str
-    best: Summary | None
-    last: Summary | None
+    best: MeanStd | None
+    last: MeanStd | None
 
     @property
     def excluded(self) -> str:
@@ -87,7 +87,7 @@ def draw_means(means: Sequence[Mean]) -> None:
 
 
 def _mean(group: list[tuple[RunSpec, RunRecord, Measured]]) -> Mean:
-    from aida_lab.report.statistics import summarise
+    from aida_lab.report.statistics import mean_std
 
     # a seed counts once: a finished run comes before an unfinished one, then the run without a probe
     group.sort(key=lambda each: (each[1].state != "finished", each[0].probe_every))
@@ -99,6 +99,6 @@ def _mean(group: list[tuple[RunSpec, RunRecord, Measured]]) -> Mean:
         without_seed(group[0][0]),
         tuple(state for state, _ in by_seed.values()),
         next((measured.metric for _, measured in by_seed.values() if measured.metric), ""),
-        summarise(best) if best else None,
-        summarise(last) if last else None,
+        mean_std(best) if best else None,
+        mean_std(last) if last else None,
     )

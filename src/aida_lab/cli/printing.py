@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from aida_lab.report.statistics import Summary
+    from aida_lab.report.statistics import MeanStd
     from aida_lab.search.findings import Spread
     from aida_lab.spec import PaperResult
 
@@ -84,7 +84,7 @@ def values_in_words(values: Mapping[str, Any]) -> str:
     )
 
 
-def mean_in_words(found: Summary | Spread | PaperResult | None) -> str:
+def mean_in_words(found: MeanStd | Spread | PaperResult | None) -> str:
     """``97.31 ± 0.42``; empty if there is no mean, without the spread if there is one value."""
     from aida_lab.progress.status import in_words
 

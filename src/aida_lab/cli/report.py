@@ -11,7 +11,7 @@ from aida_lab.cli.choices import require_runs, require_writable
 from aida_lab.cli.printing import console, fail, say, table
 
 if TYPE_CHECKING:
-    from aida_lab.report.study import Study
+    from aida_lab.report.results import Results
 
 _REFERENCE = "aida-k2"
 
@@ -39,37 +39,37 @@ def report(
     require_writable(out)
     try:
         with console().status("reading runs ..."):
-            study = read(roots, reference)
+            results = read(roots, reference)
     except StoreError as error:
         fail(str(error))
-    if not study.collection.runs and not study.collection.unread:
+    if not results.collection.runs and not results.collection.unread:
         fail(f"no runs in {', '.join(map(str, roots))}; aida train EXPERIMENT writes runs, by default into runs")
-    if reference not in study.measured:
-        text = f"--reference {reference!r} has no runs; there are runs of {', '.join(study.measured) or 'nothing'}"
+    if reference not in results.measured:
+        text = f"--reference {reference!r} has no runs; there are runs of {', '.join(results.measured) or 'nothing'}"
         if reference != _REFERENCE:
             fail(text)
         say(f"{text}. Nothing is tested", err=True)  # the report is still useful without Aida
     try:
         with console().status("") as status:
-            made = write(study, out, say=lambda text: status.update(f"{text} ..."))
+            made = write(results, out, say=lambda text: status.update(f"{text} ..."))
     except (OSError, StoreError) as error:
         fail(f"cannot write the report to {out}: {error}")
-    _draw(study)
-    for problem in (*skipped(study), *made.problems):
+    _draw(results)
+    for problem in (*skipped(results), *made.problems):
         say(one_line(f"left out: {problem}", 1000), err=True)
     say(f"wrote {len(made.files)} files to {out}; the page is {made.page}")
 
 
-def _draw(study: Study) -> None:
+def _draw(results: Results) -> None:
     """Print a short form of the report: the whole table of one task, or one row per task of several."""
     from aida_lab.report.listings import census, glance
     from aida_lab.report.tables import comparison
 
-    measured = study.columns
-    found = comparison(measured[0]) if len(measured) == 1 else glance(study)
+    measured = results.columns
+    found = comparison(measured[0]) if len(measured) == 1 else glance(results)
     if found.rows:
         drawn = table(found.title if len(measured) == 1 else "", *(head.text for head in found.heads))
         for row in found.rows:
             drawn.add_row(*(field.text for field in row))
         console().print(drawn)
-    say(f"{len(study.collection.runs)} runs: {census(study)}")
+    say(f"{len(results.collection.runs)} runs: {census(results)}")

@@ -248,7 +248,7 @@ def _summarise(found: Sequence[Findings]) -> None:
 
     plan = found[0].plan
     experiment = plan.request.experiment
-    departures = groups.Protocol.of(plan.repetition(plan.base, 0)).departures(experiment)
+    departures = groups.Setup.of(plan.repetition(plan.base, 0)).departures(experiment)
     figures = {} if departures else experiment.paper_results(plan.base.variant)
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):

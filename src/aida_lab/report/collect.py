@@ -1,4 +1,4 @@
-"""Run folders as values: what a report needs of each, and what is wrong with those that cannot be counted."""
+"""Run folders as values: what a report needs from each run, and why a run is excluded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from aida_lab.runs.files import one_line
 from aida_lab.runs.store import RunRecord, StoreError, read_curve, read_sessions, scan
 from aida_lab.spec import Experiment, RunSpec
 
-#: As the store has them; ``other metric``: finished, but its number is not the one of its experiment; ``two results``:
-#: its copies ended with different ones.
+#: The store's states, and two more. ``other metric``: finished, but measured by another metric than its experiment
+#: declares. ``two results``: its copies have different results.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
 
-#: Stands for a commit or a version that the run's folder does not name.
+#: In the place of a commit or a version that the run's folder does not name.
 NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's rows, epoch by epoch; None where a value is missing or was not finite."""
+    """A run's values per epoch; None if a value is missing or not finite."""
 
     epochs: tuple[int, ...] = ()
     metric: tuple[float | None, ...] = ()
@@ -42,38 +42,38 @@ class Run:
     spec: RunSpec
     state: State
     curve: Curve
-    #: The metric's key and direction, as the run's result has them; empty where there is no result.
+    #: The metric's key and direction from the run's result; empty without a result.
     metric: str = ""
     better: str = ""
     best: float | None = None
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
-    #: Commits and torch versions of the processes that worked on it, each named once.
+    #: Distinct commits and torch versions of the processes that trained it.
     commits: tuple[str, ...] = (NOT_RECORDED,)
     torch: tuple[str, ...] = (NOT_RECORDED,)
-    #: Whether others trained on the same GPU or CPU at some time, or it is not known that none did.
+    #: Whether another run may have used the same GPU or CPU at the same time.
     shared: bool = False
-    #: On which GPU it worked from when to when, as far as is known: until the next start, or for all epochs' seconds.
+    #: GPU, start and end of each process, as far as known: until the next start, or as long as all epochs took.
     on_gpu: tuple[tuple[str, float, float], ...] = ()
-    #: Why it does not count.
+    #: Why it is excluded.
     remark: str = ""
 
     @property
     def key(self) -> str:
-        """The spec's hash, which the store has seen to be the folder's name."""
+        """The spec's hash, which is the folder's name."""
         return self.folder.name
 
     @property
     def counts(self) -> bool:
-        """Whether its number enters a mean; all others are listed."""
+        """Whether its number counts in a mean; all other runs are listed as excluded."""
         return self.state == "finished" and self.best is not None and self.last is not None
 
     @property
     def seconds(self) -> float | None:
-        """Training seconds an epoch: the median, which a slow first epoch (compiling, warming up) does not move.
+        """Training seconds per epoch: the median, which a slow first epoch (compiling, warming up) does not change.
 
-        None if runs shared the device: their times then say how many runs there were, not what the method costs.
+        None if other runs shared the device, because the time then depends on them.
         """
         if self.shared:
             return None
@@ -83,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Unread:
-    """A folder that adds no run: it cannot be read, or holds a run that is there already."""
+    """A folder that adds no run: it cannot be read, or it is a copy of another run."""
 
     folder: Path
     problem: str
@@ -96,7 +96,7 @@ class Collection:
 
 
 def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
-    """Every run below the roots. Copies of a run count once, in any order; if their results differ, none counts."""
+    """Every run below the roots. Copies of a run count once; if their results differ, none counts."""
     copies: dict[str, list[RunRecord]] = {}
     unread: list[Unread] = []
     for record in {os.path.realpath(record.path): record for root in roots for record in scan(root)}.values():
@@ -106,7 +106,7 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
             copies.setdefault(record.path.name, []).append(record)
     runs = []
     for found in copies.values():
-        # the same copy stands for the run in whichever order the roots are named
+        # the same copy is taken in any order of the roots
         first, *others = sorted(found, key=lambda each: (each.result is None, -each.rows, os.path.realpath(each.path)))
         assert first.spec is not None
         run = _run(first, first.spec, experiments)
@@ -127,11 +127,11 @@ def _ending(result: Mapping[str, Any] | None) -> str:
 
 
 def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
-    """The runs, marked where another was on a GPU of that name at the same time, for another command perhaps."""
+    """The runs, marked if another run, perhaps of another command, used a GPU of that name at the same time."""
     runs = tuple(runs)
     times = sorted((*time, run.key) for run in runs for time in run.on_gpu)
     shared: set[str] = set()
-    latest = ("", -math.inf, "")  #: of those before: the device, the latest end on it, and whose that was
+    latest = ("", -math.inf, "")  #: device, latest end on it so far, and the key of that run
     for device, start, end, key in times:
         if device == latest[0] and start < latest[1] and key != latest[2]:
             shared |= {key, latest[2]}
@@ -172,7 +172,7 @@ def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]
 
 
 def _rows(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The rows of its curve, an epoch each; none where it cannot be read: then the record says so, and why."""
+    """The rows of its curve, one per epoch; none if it cannot be read, which the record then says."""
     try:
         return read_curve(folder)
     except StoreError:
@@ -209,7 +209,7 @@ def _moment(text: Any) -> float | None:
 
 
 def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The processes that worked on it, the last one last; none where nothing says so."""
+    """The processes that trained it, in order; none if not recorded."""
     try:
         return read_sessions(folder)
     except StoreError:

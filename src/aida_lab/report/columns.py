@@ -1,7 +1,7 @@
-"""A column of a table: every method of one experiment under one protocol, ours beside the paper's.
+"""A column of a table: every method of one experiment under one setup, ours beside the paper's.
 
-A method's number is the mean of its best configuration. Its p-value says whether it differs from the reference
-method, adjusted for all methods of the column. A method leads a column only if it differs from every other one.
+A method's number is the mean of one configuration. Its p-value says whether it differs from the reference method,
+adjusted for all methods of the column. A method leads a column only if it differs from every other one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from aida_lab.report import words
 from aida_lab.report.collect import Run
-from aida_lab.report.groups import Configuration, Measure, Protocol, ranked
+from aida_lab.report.groups import Configuration, Measure, Setup, ranked
 from aida_lab.report.naming import file_name, ordered
-from aida_lab.report.statistics import Comparison, Summary, against_control, against_published, summarise
+from aida_lab.report.statistics import Comparison, MeanStd, against_control, against_published, mean_std
 from aida_lab.spec import Experiment, Metric, PaperResult
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
-#: What is said of a configuration that strays.
 NOT_THE_PAPERS = "not the paper's values"
+
+#: Marks a method's better configuration among the samples of a test; no method's name has a space.
+_BETTER = "(best known)"
 
 
 @dataclass(frozen=True)
@@ -26,30 +29,39 @@ class Cell:
     """One method in one column."""
 
     method: str
-    #: The configuration that stands for it; None where it has no finished run.
+    #: The configuration in the method's row; None if it has no finished run.
     chosen: Configuration | None
     #: All of this column, the chosen one first.
     configurations: tuple[Configuration, ...]
-    #: Configurations of other, shortened columns of the same experiment: it may have been chosen by those.
+    #: Configurations tried in shortened runs of the same experiment, which may have selected this one.
     elsewhere: int
     paper: PaperResult | None
+    #: The configuration with the best mean, if it is not the chosen one: fewer seeds, or values the paper did not try.
+    better: Configuration | None = None
     against_paper: Comparison | None = None
-    #: By measure; empty for the reference itself and where either side has no run.
+    #: By measure; empty for the reference itself and if either side has no run.
     against_reference: Mapping[Measure, Comparison] = field(default_factory=dict)
+    #: The better configuration against the reference, at the best epoch.
+    better_against_reference: Comparison | None = None
     #: Measures at which it is the best of the column and significantly better than every other method.
     leads: frozenset[Measure] = frozenset()
 
-    def summary(self, measure: Measure) -> Summary | None:
-        return self.chosen.summary(measure) if self.chosen else None
+    def mean_std(self, measure: Measure) -> MeanStd | None:
+        return self.chosen.mean_std(measure) if self.chosen else None
+
+    @property
+    def best_known(self) -> Configuration | None:
+        """What the verdict and the performance profile go by."""
+        return self.better or self.chosen
 
     def best_run(self, metric: Metric) -> tuple[float, Configuration]:
-        """The best number of all seeds and configurations, and whose it is; for a method with a finished run.
+        """The best number of all seeds and configurations, and its configuration; for a method with a finished run.
 
-        Where the paper's values stand for the method, of those alone.
+        If the method's row has the paper's values, only configurations with the paper's values count.
         """
         assert self.chosen is not None
-        own = bool(self.chosen.strays)
-        candidates = [each for each in self.configurations if own or not each.strays]
+        own = bool(self.chosen.untried)
+        candidates = [each for each in self.configurations if own or not each.untried]
         found = [(run.best, each) for each in candidates for run in each.counted if run.best is not None]
         return (max if metric.better == "higher" else min)(found, key=lambda one: one[0])
 
@@ -69,18 +81,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One experiment under one protocol; without a protocol where it has no runs."""
+    """One experiment under one setup."""
 
     name: str
     experiment: Experiment | None
-    protocol: Protocol | None
+    setup: Setup
     metric: Metric
     reference: str
     cells: tuple[Cell, ...]
-    #: Where its runs are not the experiment as declared.
+    #: How its runs differ from the experiment as declared.
     departures: tuple[str, ...] = ()
-    #: What tells it from the experiment's other columns; empty where it is the only one.
+    #: What distinguishes it from the experiment's other columns; empty if it is the only one.
     distinction: str = ""
+
+    @property
+    def digits(self) -> int:
+        """Digits behind the point that suit its numbers."""
+        means = [found.mean for cell in self.cells if (found := cell.mean_std("best"))]
+        return words.decimals(means or [cell.paper.mean for cell in self.cells if cell.paper])
 
     @property
     def timed(self) -> bool:
@@ -90,26 +108,15 @@ class Column:
     @property
     def id(self) -> str:
         """Fit for a file name and a link."""
-        if self.protocol is None:
-            return file_name("-".join([self.name, *self.distinction.split()]))
-        known = self.protocol
-        words = [self.name, *self._variant, *known.manner.replace(",", "").split()]
-        if self.departures or self.experiment is None:
-            words += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
-            words += [f"limit-{known.limit}"] if known.limit else []
-            words += [f"warmup-{known.warmup}"] if known.warmup else []
-        return file_name("-".join(words))
-
-    @property
-    def detail(self) -> str:
-        """How its runs were computed, in words; empty where there are none."""
-        return self.protocol.manner if self.protocol else ""
-
-    @property
-    def _variant(self) -> list[str]:
-        """The variant, where it is not the one that goes without saying."""
+        known = self.setup
         default = self.experiment.variants[0] if self.experiment else "default"
-        return [self.protocol.variant] if self.protocol and self.protocol.variant != default else []
+        parts = [self.name, *([known.variant] if known.variant != default else [])]
+        parts += known.manner.replace(",", "").split()
+        if self.departures or self.experiment is None:
+            parts += [f"{known.epochs}-epochs", f"batch-{known.batch}"]
+            parts += [f"limit-{known.limit}"] if known.limit else []
+            parts += [f"warmup-{known.warmup}"] if known.warmup else []
+        return file_name("-".join(parts))
 
     @property
     def title(self) -> str:
@@ -142,36 +149,36 @@ def column(
     experiment: Experiment | None, metric: Metric, found: Sequence[Configuration], reference: str,
     elsewhere: Mapping[str, int], distinction: str,
 ) -> Column:  # fmt: skip
-    """The column that these configurations, all of one protocol, make."""
-    protocol = found[0].protocol
-    departures = protocol.departures(experiment)
+    """The column that these configurations, all of one setup, make."""
+    setup = found[0].setup
+    departures = setup.departures(experiment)
     groups: dict[str, list[Configuration]] = {}
     paper: Mapping[str, PaperResult] = {}
     if experiment is not None and not departures:  # a shortened run must not be held against the paper's whole one
-        paper = experiment.paper_results(protocol.variant)
+        paper = experiment.paper_results(setup.variant)
         groups = {method: [] for method in paper or experiment.paper}
     for each in found:
-        strays = experiment.not_in_paper(each.optimizer, each.hyper) if experiment and each.method in paper else {}
-        groups.setdefault(each.method, []).append(replace(each, strays=strays))
+        untried = experiment.not_in_paper(each.optimizer, each.hyper) if experiment and each.method in paper else {}
+        groups.setdefault(each.method, []).append(replace(each, untried=untried))
     cells = []
     for method in ordered(groups):
         ranking = ranked(groups[method], metric)
         chosen = ranking[0] if ranking and ranking[0].counted else None
-        cells.append(Cell(method, chosen, tuple(ranking), elsewhere.get(method, 0), paper.get(method)))
+        better = _better(ranking, metric)
+        cells.append(Cell(method, chosen, tuple(ranking), elsewhere.get(method, 0), paper.get(method), better))
     tested = _tested(cells, metric, reference)
-    return Column(protocol.experiment, experiment, protocol, metric, reference, tested, departures, distinction)
+    return Column(setup.experiment, experiment, setup, metric, reference, tested, departures, distinction)
 
 
-def empty_column(experiment: Experiment, reference: str, elsewhere: Mapping[str, int]) -> Column:
-    """The paper's figures, where there are no runs to stand beside them."""
-    variant = paper_variant(experiment)
-    cells = tuple(
-        Cell(method, None, (), elsewhere.get(method, 0), experiment.paper[method])
-        for method in ordered(experiment.paper)
-    )
-    distinction = "" if variant == experiment.variants[0] else variant
-    metric = experiment.metrics[variant]
-    return Column(experiment.name, experiment, None, metric, reference, cells, distinction=distinction)
+def _better(ranking: Sequence[Configuration], metric: Metric) -> Configuration | None:
+    """The configuration without diverged seeds that has the best mean; None if that is the first one."""
+    best = None
+    held = ranking[0].mean_std("best") if ranking else None
+    for each in ranking[1:]:
+        mean = each.mean_std("best")
+        if mean and held and not each.diverged and metric.improves(mean.mean, held.mean):
+            best, held = each, mean
+    return best
 
 
 def mixture(runs: Collection[Run]) -> str:
@@ -191,12 +198,23 @@ def paper_variant(experiment: Experiment) -> str:
 def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
     against: dict[str, dict[Measure, Comparison]] = {cell.method: {} for cell in cells}
     leaders: dict[Measure, str] = {}
+    better: dict[str, Comparison] = {}
     survivors = {cell.method for cell in cells if cell.chosen and cell.chosen.diverged}
     for measure in MEASURES:
         values = {cell.method: cell.chosen.values(measure) for cell in cells if cell.chosen}
-        family = _family(reference, values, survivors)
+        # a better configuration of a method is tested in the same family
+        rivals = {
+            f"{cell.method} {_BETTER}": cell.better.values(measure)
+            for cell in cells
+            if cell.better and cell.method != reference
+        }
+        family = _family(reference, {**values, **rivals} if measure == "best" else values, survivors)
         for method, comparison in family.items():
-            against[method][measure] = comparison
+            name = method.removesuffix(f" {_BETTER}")
+            if name == method:
+                against[method][measure] = comparison
+            else:
+                better[name] = comparison
         if leader := _leader(values, metric, survivors, reference, family):
             leaders[measure] = leader
     return tuple(
@@ -204,6 +222,7 @@ def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell
             cell,
             against_paper=_against_paper(cell, metric),
             against_reference=against[cell.method],
+            better_against_reference=better.get(cell.method),
             leads=frozenset(measure for measure, leader in leaders.items() if leader == cell.method),
         )
         for cell in cells
@@ -216,16 +235,16 @@ def _family(control: str, values: Mapping[str, Sequence[float]], survivors: Coll
         return {}
     whole = {method: found for method, found in values.items() if method not in survivors}
     tested = against_control(control, whole) if control in whole else {}
-    mean = summarise(values[control]).mean
+    mean = mean_std(values[control]).mean
     return {
-        method: tested.get(method) or _untested(summarise(found).mean - mean)
+        method: tested.get(method) or _untested(mean_std(found).mean - mean)
         for method, found in values.items()
         if method != control
     }
 
 
 def _untested(difference: float) -> Comparison:
-    # the seeds that are left were selected by the very thing that is compared
+    # which seeds are left depends on what is compared
     return Comparison(difference, reason="seeds diverged, no test")
 
 
@@ -241,7 +260,7 @@ def _leader(
     """
     if not values:
         return None
-    means = {method: summarise(found).mean for method, found in values.items()}
+    means = {method: mean_std(found).mean for method, found in values.items()}
     first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
     if first in survivors:
         return None
@@ -251,11 +270,11 @@ def _leader(
 
 
 def _against_paper(cell: Cell, metric: Metric) -> Comparison | None:
-    ours = cell.summary("best")
+    ours = cell.mean_std("best")
     if ours is None or cell.chosen is None or cell.paper is None:
         return None
     difference = (cell.best_run(metric)[0] if cell.paper.best else ours.mean) - cell.paper.mean
-    if cell.chosen.strays:
+    if cell.chosen.untried:
         return Comparison(difference, reason=f"{NOT_THE_PAPERS}, no test")
     if cell.paper.best:
         return Comparison(difference, reason="best of all runs, no test")

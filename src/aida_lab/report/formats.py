@@ -13,7 +13,7 @@ from aida_lab.report.columns import Cell, Column
 from aida_lab.report.grids import Field, Grid
 from aida_lab.report.groups import Configuration
 from aida_lab.report.naming import file_name
-from aida_lab.report.statistics import Comparison, Summary
+from aida_lab.report.statistics import Comparison, MeanStd
 from aida_lab.runs.files import printable
 
 _LATEX = {
@@ -96,16 +96,16 @@ def runs_csv(runs: Sequence[Run]) -> str:
 
 
 def _of_column(column: Column) -> dict[str, Any]:
-    known = column.protocol
+    known = column.setup
     return {
         "table": column.experiment.table if column.experiment else "",
         "experiment": column.name,
         "metric": column.metric.key,
         "better": column.metric.better,
-        "variant": known.variant if known else "",
-        "epochs": known.epochs if known else "",
-        "batch": known.batch if known else "",
-        "manner": known.manner if known else "",
+        "variant": known.variant,
+        "epochs": known.epochs,
+        "batch": known.batch,
+        "manner": known.manner,
         "departures": "; ".join(column.departures),
     }
 
@@ -130,8 +130,8 @@ def _of_cell(cell: Cell, column: Column) -> dict[str, Any]:
 
 def _of_configuration(each: Configuration) -> dict[str, Any]:
     return {
-        **_of_summary("best", each.summary("best")),
-        **_of_summary("last", each.summary("last")),
+        **_of_summary("best", each.mean_std("best")),
+        **_of_summary("last", each.mean_std("last")),
         **_of_summary("seconds", each.seconds()),
         "seeds": " ".join(str(run.spec.seed) for run in each.counted),
         "diverged": each.diverged,
@@ -139,12 +139,12 @@ def _of_configuration(each: Configuration) -> dict[str, Any]:
         "runs": " ".join(run.key for run in each.runs),
         "commits": "; ".join(each.commits),
         "torch": "; ".join(each.torch),
-        "not_the_papers": words.settings(each.strays),
+        "not_the_papers": words.settings(each.untried),
         **{f"hyper.{name}": value for name, value in each.hyper.items()},
     }
 
 
-def _of_summary(name: str, found: Summary | None) -> dict[str, Any]:
+def _of_summary(name: str, found: MeanStd | None) -> dict[str, Any]:
     return {f"{name}_{part}": getattr(found, part, None) for part in ("n", "mean", "std")}
 
 

@@ -1,24 +1,24 @@
-"""A table before it is written: rows of fields that know how to sort, what to stress and which runs they come from."""
+"""A table as values: what each field shows, how it sorts, whether it is bold and which runs are behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Field:
     text: str
-    #: What it sorts by; by its text where None.
+    #: The sort key; None sorts by the text.
     order: float | None = None
     bold: bool = False
-    #: The configuration whose specs and runs stand behind it.
+    #: The configuration whose specs and runs it opens.
     opens: str = ""
-    #: It opens what another field of its row opens too, and need not draw attention to it.
+    #: Another field of the row opens the same, so this one is not underlined.
     quiet: bool = False
     #: Small print below the text.
     note: str = ""
-    #: Something missing rather than something measured.
+    #: Says why there is no value.
     faint: bool = False
 
     @property
@@ -30,14 +30,14 @@ class Field:
 @dataclass(frozen=True)
 class Head:
     text: str
-    #: Explains the column where the word alone does not.
+    #: Explains the column.
     note: str = ""
     numeric: bool = True
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One table: a name for files and links, a title, what must be said below it."""
+    """One table: a name for files and links, a title, rows, and remarks below it."""
 
     name: str
     title: str
@@ -56,3 +56,17 @@ def grid(name: str, title: str, heads: Iterable[Head], rows: Iterable[Iterable[F
         if len(row) != len(built.heads):
             raise ValueError(f"{name}: a row of {len(row)} fields under {len(built.heads)} heads")
     return built
+
+
+def without_empty(built: Grid) -> Grid:
+    """The table without columns in which no row has a value. The first two always stay."""
+    kept = [place for place in range(len(built.heads)) if place < 2 or any(_filled(row[place]) for row in built.rows)]
+    return replace(
+        built,
+        heads=tuple(built.heads[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in built.rows),
+    )
+
+
+def _filled(field: Field) -> bool:
+    return bool(field.text) and not field.faint

@@ -1,8 +1,8 @@
-"""Runs that may be compared, and runs that may be averaged.
+"""Which runs may be compared, and which may be averaged.
 
-Runs under one :class:`Protocol` may stand in one column of a table; runs of one :class:`Configuration`
-differ in nothing but the seed, and their mean is a number of that column. Measuring stepsizes changes no
-other number, so a run with a probe and one without are the same run twice.
+Runs under one :class:`Setup` may be compared in one column of a table. Runs of one :class:`Configuration` differ only
+in the seed and are averaged. Measuring stepsizes changes no other number, so a run with a probe and one without are
+the same run twice.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from functools import cached_property
 from typing import Any, Literal
 
 from aida_lab.report.collect import Run
-from aida_lab.report.statistics import Summary, summarise
+from aida_lab.report.statistics import MeanStd, mean_std
 from aida_lab.spec import Experiment, Metric, RunSpec
 
-#: Which epoch of a run is taken for its number.
+#: Which epoch gives a run's number.
 Measure = Literal["best", "last"]
 
 
 @dataclass(frozen=True, order=True)
-class Protocol:
-    """All that must agree between two runs of one column: everything in a spec but the method and the seed."""
+class Setup:
+    """Everything in a spec but the method and the seed: what must agree between the runs of a column."""
 
     experiment: str
     variant: str
@@ -39,21 +39,21 @@ class Protocol:
     warmup: int = 0
 
     @classmethod
-    def of(cls, spec: RunSpec) -> Protocol:
+    def of(cls, spec: RunSpec) -> Setup:
         return cls(
             spec.experiment, spec.variant, spec.epochs, spec.batch, spec.limit or 0,
             spec.precision, spec.compiled, spec.deterministic, spec.warmup,
         )  # fmt: skip
 
     def departures(self, experiment: Experiment | None) -> tuple[str, ...]:
-        """Where it leaves the experiment as declared, in words; empty for runs that belong into a table."""
+        """How it differs from the experiment as declared, in words; empty for runs that belong in a table."""
         found = []
         if experiment is not None and self.epochs != experiment.epochs:
             found.append(f"{self.epochs} of {experiment.epochs} epochs")
         if experiment is not None and self.batch != experiment.batch:
             found.append(f"batch {self.batch} instead of {experiment.batch}")
         if self.limit:
-            found.append(f"at most {self.limit} batches an epoch")
+            found.append(f"at most {self.limit} batches per epoch")
         if self.warmup:
             found.append(f"a warm-up of {self.warmup} steps")
         return tuple(found)
@@ -69,24 +69,24 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One method with one set of hyper-parameters under one protocol: one run per seed."""
+    """One method with one set of hyper-parameters under one setup: one run per seed."""
 
-    protocol: Protocol
+    setup: Setup
     method: str
     optimizer: str
     hyper: Mapping[str, Any]
     #: One per seed, ordered by seed; finished or not.
     runs: tuple[Run, ...]
-    #: Runs of a seed that is there already.
+    #: Further runs of the same seeds.
     repeats: tuple[Run, ...] = ()
-    #: Values that the paper neither fixes nor searched, where its figure for the method stands beside them.
-    strays: Mapping[str, Any] = field(default_factory=dict)
+    #: Values that the paper neither fixed nor searched, if it has a figure for the method.
+    untried: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def id(self) -> str:
         """A short name, the same for the same configuration in every report."""
-        text = json.dumps([dataclasses.astuple(self.protocol), self.optimizer, dict(self.hyper)], sort_keys=True)
-        # a letter first: scripts put keys that are numbers before all others
+        text = json.dumps([dataclasses.astuple(self.setup), self.optimizer, dict(self.hyper)], sort_keys=True)
+        # a letter first: JavaScript sorts keys that look like numbers before all others
         return "c" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @cached_property
@@ -99,16 +99,16 @@ class Configuration:
 
     @property
     def open(self) -> int:
-        """Runs without a number, for whatever reason but divergence."""
+        """Runs without a number that did not diverge."""
         return len(self.runs) - len(self.counted) - self.diverged
 
     def values(self, measure: Measure) -> list[float]:
         """One number per finished seed."""
         return [getattr(run, measure) for run in self.counted]
 
-    def summary(self, measure: Measure) -> Summary | None:
+    def mean_std(self, measure: Measure) -> MeanStd | None:
         values = self.values(measure)
-        return summarise(values) if values else None
+        return mean_std(values) if values else None
 
     @property
     def commits(self) -> tuple[str, ...]:
@@ -120,10 +120,10 @@ class Configuration:
         """Versions of torch behind its numbers."""
         return tuple(sorted({version for run in self.counted for version in run.torch}))
 
-    def seconds(self) -> Summary | None:
+    def seconds(self) -> MeanStd | None:
         """Training seconds per epoch."""
         known = [run.seconds for run in self.counted if run.seconds is not None]
-        return summarise(known) if known else None
+        return mean_std(known) if known else None
 
 
 def configurations(runs: Iterable[Run]) -> list[Configuration]:
@@ -139,17 +139,16 @@ def configurations(runs: Iterable[Run]) -> list[Configuration]:
 def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration]:
     """The best first: most finished seeds, the paper's values, fewest diverged seeds, the better mean.
 
-    Seeds come first so that a configuration measured again and again is not displaced by one lucky run of
-    another; the paper's values, because its own figure was the best of those alone; diverged seeds before the
-    mean at the best epoch, which is that of the survivors.
+    Seeds come first, so that one lucky run does not displace a repeated configuration. The paper's values come next,
+    because the paper's figure is the best of those alone. Diverged seeds count before the mean, which leaves them out.
     """
     sign = -1.0 if metric.better == "higher" else 1.0
 
     def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
-        summary, strays = each.summary("best"), bool(each.strays)
-        if summary is None:
-            return 0, strays, 0, 0.0, each.id
-        return -summary.n, strays, each.diverged, sign * summary.mean, each.id
+        found, untried = each.mean_std("best"), bool(each.untried)
+        if found is None:
+            return 0, untried, 0, 0.0, each.id
+        return -found.n, untried, each.diverged, sign * found.mean, each.id
 
     return sorted(found, key=rank)
 
@@ -158,11 +157,11 @@ def _configuration(group: list[Run]) -> Configuration:
     spec = group[0].spec
     by_seed: dict[int, Run] = {}
     repeats = []
-    # a finished run stands for its seed; of two such, the one without a probe
+    # a finished run first, and one without a probe before one with a probe
     for run in sorted(group, key=lambda each: (not each.counts, each.spec.probe_every, each.key)):
         if run.spec.seed in by_seed:
             repeats.append(run)
         else:
             by_seed[run.spec.seed] = run
     runs = tuple(by_seed[seed] for seed in sorted(by_seed))
-    return Configuration(Protocol.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))
+    return Configuration(Setup.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))

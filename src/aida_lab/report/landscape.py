@@ -1,4 +1,4 @@
-"""How a method's number depends on a hyper-parameter: what a search has found, drawn over eps or the lr."""
+"""How a method's number depends on a hyper-parameter such as eps or lr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aida_lab.report.columns import Cell, Column
 from aida_lab.report.groups import Configuration
 from aida_lab.runs.checks import finite
 
-#: Drawn before any other; the range of useful eps is what the paper's grids are about.
+#: Shown before all others.
 _FIRST = ("eps", "lr")
 
 
@@ -22,18 +22,18 @@ class Landscape:
     points: dict[str, tuple[tuple[float, Configuration], ...]]
 
     def ridge(self, method: str) -> list[tuple[float, Configuration]]:
-        """At each value the configuration with the best mean over all the others' settings."""
+        """At each value, the configuration with the best mean."""
         best: dict[float, Configuration] = {}
         for value, each in self.points[method]:
-            mean, known = each.summary("best"), best.get(value)
-            held = known.summary("best") if known else None
+            mean, known = each.mean_std("best"), best.get(value)
+            held = known.mean_std("best") if known else None
             if mean and (held is None or self.column.metric.improves(mean.mean, held.mean)):
                 best[value] = each
         return sorted(best.items())
 
 
 def landscapes(column: Column) -> list[Landscape]:
-    """For each number that a method of the column was searched over, eps and lr first."""
+    """One per hyper-parameter that varies between configurations of a method, eps and lr first."""
     found: dict[str, dict[str, tuple[tuple[float, Configuration], ...]]] = {}
     for cell in column.cells:
         for setting, points in _searched(cell).items():
@@ -54,6 +54,6 @@ def _searched(cell: Cell) -> dict[str, tuple[tuple[float, Configuration], ...]]:
 
 
 def _positive(value: object) -> float | None:
-    """What a log axis can show; a switch is no number."""
+    """The value if a log axis can show it; None for switches and texts."""
     number = finite(value)
     return number if number is not None and number > 0 else None

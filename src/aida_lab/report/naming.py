@@ -1,44 +1,66 @@
-"""What a method is called and how it looks, the same in every table, figure and on the page."""
+"""A method's title, order and look, the same in every table, in every figure and on the page."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aida.catalog import catalog
 
-#: Families share a colour and differ in the dash. Indices of :data:`aida.stepsizes.drawing.COLOURS`.
+#: Colour (an index of :data:`aida.stepsizes.drawing.COLOURS`) and dash of each known method.
 _KNOWN = {
     "aida-k2": (1, 0),
-    "aida-k1": (1, 1),
+    "aida-k1": (4, 0),
     "adabelief": (0, 0),
     "adabelief-star": (0, 1),
     "adam": (2, 0),
-    "adamw": (2, 1),
-    "adam-plus": (2, 2),
+    "adamw": (7, 0),
+    "adam-plus": (2, 1),
     "radam": (5, 0),
     "sgd": (6, 0),
     "fromage": (6, 1),
     "yogi": (3, 0),
-    "msvag": (3, 1),
-    "adabound": (4, 0),
+    "msvag": (9, 0),
+    "adabound": (8, 0),
 }
 
-#: Line styles as lengths of strokes and gaps, in widths of the line; a marker goes with each colour.
+#: Lengths of strokes and gaps, in widths of the line.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.4), (6, 1.4, 1, 1.4))
-MARKERS = ("o", "D", "s", "^", "v", "P", "X")
+
+
+Outline = tuple[tuple[float, float], ...]
+
+
+def _polygon(corners: int, inner: float = 1.0, turn: float = 0.0, size: float = 1.15) -> Outline:
+    """A regular polygon, or a star if every second corner is at ``inner``. y points up."""
+    angles = [2 * math.pi * (place / corners + turn) for place in range(corners)]
+    radii = [size * (inner if place % 2 else 1.0) for place in range(corners)]
+    return tuple(
+        (round(radius * math.sin(angle), 3), round(radius * math.cos(angle), 3))
+        for radius, angle in zip(radii, angles, strict=True)
+    )
+
+
+#: The outline that goes with each colour, so that methods also differ in shape.
+MARKERS = (
+    _polygon(20, size=1.0), _polygon(4, size=1.3), _polygon(4, turn=1 / 8, size=1.35), _polygon(3),
+    _polygon(3, turn=1 / 2), _polygon(8, 0.4, size=1.35), _polygon(8, 0.4, 1 / 8, 1.35), _polygon(3, turn=1 / 4),
+    _polygon(6), _polygon(10, 0.45, size=1.4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Look:
+    #: Index of the colour and of the marker.
     colour: int
     dash: int
 
 
 def title(method: str) -> str:
-    """``Aida (K=2)`` for ``aida-k2``, the catalog's title for a name of the catalog, the class for one from outside."""
+    """``Aida (K=2)`` for ``aida-k2``, the catalog's title for a name of the catalog, the class for any other."""
     if match := re.fullmatch(r"aida-k(\d+)", method):
         return f"Aida (K={match[1]})"
     if ":" in method:
@@ -48,13 +70,13 @@ def title(method: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """``text`` as part of a file name, a link or a label of LaTeX, on any system; different texts stay different."""
+    """``text`` as part of a file name, a link or a LaTeX label, on any system; different texts stay different."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:100].strip(".-")
     return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
 
 
 def ordered(methods: Iterable[str]) -> list[str]:
-    """Aida first, then the catalog's order, then those from outside."""
+    """Aida first, then the catalog's order, then optimizers from outside."""
     names = list(catalog())
 
     def place(method: str) -> tuple[int, str]:
@@ -66,17 +88,13 @@ def ordered(methods: Iterable[str]) -> list[str]:
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """A colour and a dash for each method; those that are not known get what is left, in their order."""
-    found: dict[str, Look] = {}
+    """A colour and a dash for each method; unknown methods get the unused pairs, in their order."""
     taken = set(_KNOWN.values())
-    free = [
-        (colour, dash) for dash in range(len(DASHES)) for colour in range(len(MARKERS)) if (colour, dash) not in taken
-    ]
-    strangers = 0
+    pairs = [(colour, dash) for dash in range(len(DASHES)) for colour in range(len(MARKERS))]
+    free = [pair for pair in pairs if pair not in taken]
+    found: dict[str, Look] = {}
+    unknown = 0
     for method in ordered(methods):
-        if method in _KNOWN:
-            found[method] = Look(*_KNOWN[method])
-        else:
-            found[method] = Look(*free[strangers % len(free)])
-            strangers += 1
+        found[method] = Look(*(_KNOWN.get(method) or free[unknown % len(free)]))
+        unknown += method not in _KNOWN
     return found

@@ -1,4 +1,4 @@
-"""What the page's scripts read: runs, configurations and curves as plain values, thinned to a bounded size."""
+"""What the page's scripts read: runs, configurations and charts as plain values."""
 
 from __future__ import annotations
 
@@ -8,55 +8,41 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from aida_lab.report import words
+from aida_lab.report import charts, words
 from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
 from aida_lab.report.groups import Configuration
-from aida_lab.report.landscape import landscapes
-from aida_lab.report.naming import looks, title
+from aida_lab.report.naming import DASHES, MARKERS, looks, title
 from aida_lab.report.profile import profile
-from aida_lab.report.study import Study
-from aida_lab.report.tables import column_digits
+from aida_lab.report.results import Results
 from aida_lab.runs.files import in_json, is_archive
 from aida_lab.runs.records import SPEC
 
-#: Points of all curves together, of each of metric and loss; about seven bytes each on the page.
-_BUDGET = 450_000
-#: Points of one curve: more cannot be told apart on a screen, fewer would hide its shape.
-_MOST, _FEWEST = 200, 20
 
-
-def payload(study: Study, out: Path) -> dict[str, Any]:
-    """Everything but the text; ``out`` is where the page will lie, and links to run folders start from there."""
-    known = looks(study.methods)
+def payload(results: Results, out: Path) -> dict[str, Any]:
+    """The data of the page at ``out``, the place from which links to run folders start."""
     runs: list[dict[str, Any]] = []
     configurations: dict[str, Any] = {}
-    points = max(_FEWEST, min(_MOST, _BUDGET // max(1, len(study.collection.runs))))
     columns = []
-    for index, column in enumerate(study.columns):
-        epochs = thinned(column.protocol.epochs if column.protocol else 1, points)
+    for index, column in enumerate(results.columns):
+        epochs = charts.shown_epochs(column, len(results.collection.runs))
         for each in column.configurations:
-            configurations[each.id] = {"column": index, **_configuration(each, len(runs))}
-            runs += [_run(run, epochs, out, run.counts) for run in each.runs]
-            runs += [_run(run, epochs, out, False) for run in each.repeats]  # a seed counts once
+            configurations[each.id] = {"column": index, **_configuration(each, column, len(runs))}
+            runs += [_run(run, epochs, out) for run in (*each.runs, *each.repeats)]
         columns.append(_column(column, epochs))
-    found = profile(study.comparable)
+    found = profile(results.comparable)
     return {
         "methods": {
-            method: {"title": title(method), "colour": look.colour, "dash": look.dash} for method, look in known.items()
+            method: {"title": title(method), "colour": look.colour, "dash": look.dash}
+            for method, look in looks(results.methods).items()
         },
+        "dashes": DASHES,
+        "markers": MARKERS,
         "columns": columns,
         "configurations": configurations,
         "runs": runs,
-        "profile": {"tasks": len(found.tasks), "gaps": found.gaps} if found else None,
+        "profile": charts.in_json(charts.profile_chart(found), _rounded) if found else None,
     }
-
-
-def thinned(epochs: int, points: int) -> list[int]:
-    """At most so many epochs from the first to the last, evenly spaced; the same for every run of a column."""
-    if epochs <= points:
-        return list(range(1, epochs + 1))
-    return [1 + round(step * (epochs - 1) / (points - 1)) for step in range(points)]
 
 
 def _column(column: Column, epochs: Sequence[int]) -> dict[str, Any]:
@@ -65,67 +51,57 @@ def _column(column: Column, epochs: Sequence[int]) -> dict[str, Any]:
         "title": column.title,
         "metric": column.metric.title,
         "better": column.metric.better,
-        "digits": column_digits(column),
+        "digits": column.digits,
         "epochs": epochs,
-        "chosen": {cell.method: cell.chosen.id for cell in column.cells if cell.chosen},
-        "searches": [
-            {
-                "setting": each.setting,
-                "points": {m: [[value, found.id] for value, found in points] for m, points in each.points.items()},
-                "ridges": {method: [found.id for _, found in each.ridge(method)] for method in each.points},
-            }
-            for each in landscapes(column)
-        ],
+        "views": [charts.in_json(each, _rounded) for each in charts.views(column, epochs)],
     }
 
 
-def _configuration(each: Configuration, first: int) -> dict[str, Any]:
-    best, last, seconds = each.summary("best"), each.summary("last"), each.seconds()
+def _configuration(each: Configuration, column: Column, first: int) -> dict[str, Any]:
     content = each.runs[0].spec.to_json()
     del content["seed"], content["probe_every"]
+    seconds = each.seconds()
+    facts = {
+        f"{column.metric.title}, best epoch": words.spread(each.mean_std("best"), column.digits) or "none",
+        "last epoch": words.spread(each.mean_std("last"), column.digits) or "none",
+        "seeds": str(len(each.counted)),
+        "seconds per epoch": words.spread(seconds, 2) or "not timed",
+        "hyper-parameters": words.settings(each.hyper),
+    }
     return {
         "method": each.method,
         "spec": in_json(content),
-        "n": len(each.counted),
-        "best": [best.mean, best.std] if best else None,
-        "last": [last.mean, last.std] if last else None,
-        "seconds": [seconds.mean, seconds.std] if seconds else None,
+        "facts": facts,
         "runs": [first + index for index in range(len(each.runs) + len(each.repeats))],
-        "hyper": words.settings(each.hyper),
     }
 
 
-def _run(run: Run, epochs: Sequence[int], out: Path, counts: bool) -> dict[str, Any]:
+def _run(run: Run, epochs: Sequence[int], out: Path) -> dict[str, Any]:
     where = {epoch: index for index, epoch in enumerate(run.curve.epochs)}
-    places = [where[epoch] for epoch in epochs if epoch in where]
+    curve = [run.curve.metric[where[epoch]] for epoch in epochs if epoch in where]
     return {
         "key": run.key,
         "seed": run.spec.seed,
         "probe": run.spec.probe_every,
         "state": run.state,
-        "counts": counts,
         "best": run.best,
         "bestEpoch": run.best_epoch,
         "last": run.last,
         "done": run.curve.epochs[-1] if run.curve.epochs else 0,
-        "seconds": _rounded(run.seconds),
+        "seconds": None if run.seconds is None else _rounded(run.seconds),
         "device": run.device,
         "commit": ", ".join(map(words.commit, run.commits)),
         "torch": ", ".join(run.torch),
         "remark": run.remark,
         "link": _address(run.folder.parent if is_archive(run.folder.parent) else run.folder / SPEC, out),
-        "metric": _values(run.curve.metric, places),
-        "loss": _values(run.curve.loss, places),
+        "metric": [None if value is None else _rounded(value) for value in curve]
+        if any(value is not None for value in curve)
+        else None,
     }
 
 
-def _values(curve: Sequence[float | None], places: Sequence[int]) -> list[float | None] | None:
-    found = [_rounded(curve[place]) for place in places]
-    return found if any(value is not None for value in found) else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _address(path: Path, out: Path) -> str:

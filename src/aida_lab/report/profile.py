@@ -1,10 +1,9 @@
-"""A performance profile over all tasks, after Dolan and Moré: who is how close to the best, how often.
+"""A performance profile over all tasks, after Dolan and Moré: how often each method is how close to the best.
 
-The cost of a method on a task is the mean over its seeds of what it leaves to be desired: 100 minus an
-accuracy, or the perplexity, distance or loss itself. Its gap is that cost over the lowest cost of any
-method on the task, minus one. The profile at a gap is the share of all tasks on which the method comes
-within it; a task where all its runs diverged counts as never. Of a method that was not run on every task
-nothing can be said, and it has no profile.
+The cost of a method on a task is 100 minus its accuracy, or the perplexity, distance or loss itself: the mean over
+the seeds of its best known configuration. Its gap is that cost over the lowest cost of any method on the task, minus
+one. The profile at a gap is the share of all tasks on which the method is within it. A task on which all runs of a
+method diverged is never within. Methods that were not run on every task are left out.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from aida_lab.spec import Metric
 
 #: What the page says.
 DEFINITION = (
-    "For each method, the share of tasks (the columns above, shortened runs left out) on which its mean cost is within "
-    "the given gap of the lowest mean cost of any method. The cost is 100 − accuracy, or the perplexity, distance or "
-    "loss itself, at the best epoch; the gap is cost over lowest cost, minus one. A task on which all runs of a method "
-    "diverged counts against it; methods that were not run on all of them are not here."
+    "For each method, the share of tasks (shortened runs left out) on which its mean cost is within the given gap of "
+    "the lowest mean cost of any method. The cost is 100 − accuracy, or the perplexity, distance or loss itself, at "
+    "the best epoch of the best known configuration, also one with fewer seeds or with values the paper did not try. "
+    "The gap is cost over lowest cost, minus one. A task on which all runs of a method diverged counts against it. "
+    "Methods that were not run on all tasks are left out."
 )
 
 
@@ -39,16 +39,19 @@ class Profile:
 
 
 def profile(columns: Sequence[Column]) -> Profile | None:
-    """Over those columns in which at least two methods have a number; None where there are not two such, or not two
-    methods that were run on all of them."""
+    """The profile over the columns in which at least two methods have a number.
+
+    None if there are fewer than two such columns, or fewer than two methods that were run on all of them.
+    """
     tasks: list[str] = []
     gaps: dict[str, list[float]] = {}
     tried: list[set[str]] = []
     for column in columns:
-        means = {cell.method: found.mean for cell in column.cells if (found := cell.summary("best"))}
+        known = {cell.method: cell.best_known for cell in column.cells}
+        means = {method: found.mean for method, each in known.items() if each and (found := each.mean_std("best"))}
         costs = {method: cost(mean, column.metric) for method, mean in means.items()}
         lowest = min(costs.values(), default=0.0)
-        if len(costs) < 2 or not 0 < lowest < math.inf:  # nothing is a multiple of a perfect score, or of none
+        if len(costs) < 2 or not 0 < lowest < math.inf:  # a ratio to a perfect score has no meaning
             continue
         tasks.append(column.id)
         tried.append({cell.method for cell in column.cells if cell.tried})
@@ -61,7 +64,7 @@ def profile(columns: Sequence[Column]) -> Profile | None:
 
 
 def cost(mean: float, metric: Metric) -> float:
-    """What is left to be desired: positive, lower is better, and a ratio of two of them means something."""
+    """A positive cost, lower is better, for which ratios make sense."""
     if metric.better == "lower":
         return mean
     if metric.key.endswith("accuracy"):

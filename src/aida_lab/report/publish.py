@@ -1,7 +1,7 @@
-"""How a report gets into its folder: every file whole, nothing of a former report left behind, nothing else touched.
+"""Writes a report into its folder: every file atomically, old files of an earlier report removed, nothing else touched.
 
-A report is made in a folder of its own inside the target and moved over file by file, so that whoever is killed on the
-way leaves each file as it was or as it will be. The list of what a report wrote tells the next one what may go.
+A report is made in a temporary folder inside the target and moved file by file. If the process is killed, each file is
+either the old one or the new one. A list of the written files tells the next report which files it may remove.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from aida_lab.runs.files import StoreError, alone, read_regular, writing
 
 PAGE = "index.html"
-#: What a report wrote, a name in each line.
+#: The files of the report, one name per line.
 LIST = ".aida-report"
 _MAKING = re.compile(r"\.aida-report-\d+\.tmp")
-#: Names that a report can have written; the list may come from anywhere, and nothing else is removed on its word.
+#: Names that a report can have written. The list may be forged, so nothing else is removed.
 _OURS = re.compile(r"index\.html|tables/[\w.-]+\.(?:md|tex|csv)|figures/(?:stepsizes-[\w.-]+/)?[\w.-]+\.(?:png|svg)")
 
 
 @contextmanager
 def publishing(out: Path) -> Iterator[Path]:
-    """A folder to make a report in. What is in it at the end is moved to ``out``, the page last."""
+    """A temporary folder for a report. At the end its files are moved to ``out``, the page last."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with alone(out):
         for path in out.iterdir():
-            if _MAKING.fullmatch(path.name):  # of a report that was killed
+            if _MAKING.fullmatch(path.name):  # left by a report that was killed
                 shutil.rmtree(path, ignore_errors=True)
         making = out / f"{LIST}-{os.getpid()}.tmp"
         try:
@@ -46,7 +46,7 @@ def publishing(out: Path) -> Iterator[Path]:
 def _move(making: Path, out: Path) -> None:
     made = {path.relative_to(making).as_posix() for path in making.rglob("*") if path.is_file()}
     former = _listed(out)
-    _list(made | former, making, out)  # before anything is moved: no kill can leave a file that is not listed
+    _list(made | former, making, out)  # first, so that a kill leaves no unlisted file
     for name in sorted(made, key=lambda name: (name == PAGE, name)):
         target = out / name
         target.parent.mkdir(parents=True, exist_ok=True)

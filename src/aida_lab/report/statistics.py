@@ -1,4 +1,4 @@
-"""Means over seeds, and tests of whether two methods differ. Nothing here knows of runs or tables.
+"""Means over seeds, and tests of whether two methods differ.
 
 Methods are compared with one control, unpaired: seeds do not correlate across methods (docs/comparing.md has the
 numbers), so pairing by seed would only lose degrees of freedom. The variance is pooled over all methods, because a
@@ -25,7 +25,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Summary:
+class MeanStd:
     """Mean and sample standard deviation (divided by n - 1) of a few numbers."""
 
     n: int
@@ -56,12 +56,12 @@ class Comparison:
         return self.p is not None and self.p < LEVEL
 
 
-def summarise(values: Sequence[float]) -> Summary:
+def mean_std(values: Sequence[float]) -> MeanStd:
     """Mean and standard deviation of at least one number."""
     n = len(values)
     mean = math.fsum(values) / n
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else None
-    return Summary(n, mean, std)
+    return MeanStd(n, mean, std)
 
 
 def against_control(control: str, samples: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
@@ -70,7 +70,7 @@ def against_control(control: str, samples: Mapping[str, Sequence[float]]) -> dic
     With two methods Dunnett's test is Student's, which is computed without random numbers. A method with one number
     is not tested and takes no part in the correction: nothing shows that its spread is like that of the others.
     """
-    found = {method: summarise(values) for method, values in samples.items()}
+    found = {method: mean_std(values) for method, values in samples.items()}
     tested = [method for method, each in found.items() if each.n > 1 and method != control]
     squares = {method: each.std**2 * (each.n - 1) for method, each in found.items() if each.std is not None}
     freedom = sum(found[method].n - 1 for method in squares)
@@ -97,7 +97,7 @@ def against_control(control: str, samples: Mapping[str, Sequence[float]]) -> dic
     return comparisons
 
 
-def against_published(ours: Summary, mean: float, std: float | None) -> Comparison:
+def against_published(ours: MeanStd, mean: float, std: float | None) -> Comparison:
     """Our seeds against a published mean: Welch's test if its standard deviation is known."""
     difference = ours.mean - mean
     if std is None:

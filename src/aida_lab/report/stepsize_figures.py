@@ -11,26 +11,26 @@ from aida.stepsizes.plots import draw, draw_paper_figures
 from aida.stepsizes.sinks import StepsizeLog, read_jsonl
 from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
-from aida_lab.report.study import Study
+from aida_lab.report.results import Results
 from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, file_exists, one_line, read_regular
 from aida_lab.runs.records import STEPSIZES
 
-#: Columns of a figure side by side; more cannot be read.
+#: Runs side by side in one figure; more are not readable.
 _ABREAST = 6
 
-#: Layers in one figure: each is a line, and thousands of them are a surface.
+#: Layers in one figure; each is a line.
 _MOST = 5000
 
 
-def draw_stepsizes(study: Study, folder: Path) -> tuple[list[Path], list[str]]:
-    """Those of the paper's figures whose methods were measured, and one of all methods; what could not be read.
+def draw_stepsizes(results: Results, folder: Path) -> tuple[list[Path], list[str]]:
+    """Draw the paper's figures whose methods were measured, and one of all methods; returns files and problems.
 
-    A method is shown by one run: of its best configuration that has any, the lowest seed. Aida with another number of
-    projections is another method, as in the paper's figures.
+    Each method is shown by one run: the lowest seed of its best configuration with a probe. Aida with another number
+    of projections is another method, as in the paper's figures.
     """
     written: list[Path] = []
     problems: list[str] = []
-    for column in study.columns:
+    for column in results.columns:
         logs = _logs(column, problems)
         if not logs:
             continue

@@ -1,4 +1,4 @@
-"""The tables of a report: methods against the paper, the paper's own layout, searches, runs."""
+"""The tables of a report: methods against the paper, the paper's own layout, searches."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from dataclasses import replace
 
 from aida_lab.report import words
 from aida_lab.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, paper_variant
-from aida_lab.report.grids import Field, Grid, Head, absent, grid
+from aida_lab.report.grids import Field, Grid, Head, absent, grid, without_empty
 from aida_lab.report.groups import Configuration, Measure
 from aida_lab.report.naming import ordered, title
+from aida_lab.report.results import Table
 from aida_lab.report.statistics import LEVEL, Comparison
-from aida_lab.report.study import Table
 
 NO_RUNS = "no runs"
 
 _BOLD_MEAN = (
-    f"Bold mean: the best of its column, and different from every other method without diverged seeds with p < {LEVEL}."
+    f"Bold mean: the best of its column, and significantly different (p < {LEVEL}) from every other method without "
+    "diverged seeds."
 )
 _BOLD_P = f"Bold p-value: below {LEVEL}."
 
 
 def comparison(column: Column) -> Grid:
-    """One column in full: each method ours beside the paper's, and against the reference."""
+    """One column in full: each method with runs beside the paper's figure, and against the reference."""
     reference = title(column.reference)
     measured = any(cell.chosen for cell in column.cells)
-    with_paper = any(cell.paper for cell in column.cells)
-    best_alone = any(cell.paper.best for cell in column.cells if cell.paper)
+    cells = [cell for cell in column.cells if cell.configurations]
+    with_paper = any(cell.paper for cell in cells)
+    best_alone = any(cell.paper.best for cell in cells if cell.paper)
     heads = [
         Head("method", numeric=False),
         Head(
             "best epoch", f"mean ± std over seeds of {column.metric.title} at each run's best epoch, and which it was"
         ),
-        Head("n", "seeds"),
+        Head("n", "number of seeds"),
         Head("last epoch", f"mean ± std over seeds of {column.metric.title} after the last epoch"),
-        Head("best run", "the best of all seeds and configurations, which is what the paper's Table IV gives"),
         Head(
             "s / epoch",
-            "training seconds per epoch: median of a run, mean over seeds; not of runs that shared a GPU; "
-            "the paper's in brackets",
+            "training seconds per epoch: median of a run, mean over seeds; runs that shared a device are not timed",
         ),
     ]
+    if best_alone:
+        heads.append(Head("best run", "the best of all seeds and configurations, as in the paper's Table IV"))
     if with_paper:
         heads += [
             Head("paper", "the best of all runs" if best_alone else "mean ± std of three repetitions"),
@@ -59,43 +61,43 @@ def comparison(column: Column) -> Grid:
         Head("p, last", f"Dunnett's test against {reference} after the last epoch, adjusted in the same way"),
         Head("tried", "sets of hyper-parameters that were tried; in small print those tried in shortened runs"),
     ]
-    digits = column_digits(column)
-    rows = [_comparison_row(cell, column, digits, with_paper) for cell in column.cells]
-    return grid(column.id, column.title, heads, rows, *(_remarks(column) if measured else ["No finished run yet."]))
+    rows = [_comparison_row(cell, column, best_alone, with_paper) for cell in cells]
+    remarks = _remarks(column) if measured else ["No finished run yet."]
+    return without_empty(grid(column.id, column.title, heads, rows, *remarks))
 
 
 def overview(table: Table) -> Grid:
-    """The paper's own layout: one row per method, one column per experiment, ours above and the paper's below."""
+    """The paper's own layout: one row per method, one column per experiment, our mean above the paper's."""
     columns = table.columns
     heads = [Head("method", numeric=False)]
     heads += [
-        Head(column.title, f"{column.metric.title}; {column.metric.better} is better; {column.detail or 'no runs'}")
+        Head(column.title, f"{column.metric.title}; {column.metric.better} is better; {column.setup.manner}")
         for column in columns
     ]
     rows = []
-    for method in ordered(cell.method for column in columns for cell in column.cells):
+    for method in ordered(cell.method for column in columns for cell in column.cells if cell.configurations):
         row = [Field(title(method))]
         for column in columns:
             cell = column.cell(method)
-            row.append(absent(NO_RUNS) if cell is None else _overview_field(cell, column))
+            row.append(_overview_field(cell, column) if cell else absent(NO_RUNS))
         rows.append(row)
     leads = any("best" in cell.leads for column in columns for cell in column.cells)
     return grid(table.name, table.title, heads, rows, *([_BOLD_MEAN] if leads else []))
 
 
 def search(column: Column) -> Grid:
-    """Every configuration of a column, so that what a method's number was chosen from can be seen."""
-    digits = column_digits(column)
+    """Every configuration of a column: what each method's number was chosen from."""
+    digits = column.digits
     varied = varied_settings(column)
     heads = [
         Head("method", numeric=False), Head("hyper-parameters", "those that differ between its configurations", False),
         Head("best epoch"), Head("n"), Head("last epoch"), Head("diverged"), Head("not finished"),
-        Head("", "stands for the method in the table above", numeric=False),
+        Head("remark", "chosen: shown in the table above", numeric=False),
     ]  # fmt: skip
     rows = []
     for cell in column.cells:
         for each in cell.configurations:
-            best, last = each.summary("best"), each.summary("last")
+            best, last = each.mean_std("best"), each.mean_std("last")
             shown = {name: each.hyper.get(name) for name in varied[cell.method]}
             rows.append(
                 [
@@ -109,12 +111,12 @@ def search(column: Column) -> Grid:
                     Field(_standing(each, cell)),
                 ]
             )
-    return grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows)
+    return without_empty(grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows))
 
 
 def _standing(each: Configuration, cell: Cell) -> str:
     said = ["chosen"] if each is cell.chosen else []
-    said += [NOT_THE_PAPERS] if each.strays else []
+    said += [NOT_THE_PAPERS] if each.untried else []
     return "; ".join(said)
 
 
@@ -129,17 +131,15 @@ def varied_settings(column: Column) -> dict[str, list[str]]:
     return found
 
 
-def column_digits(column: Column) -> int:
-    means = [found.mean for cell in column.cells if (found := cell.summary("best"))]
-    return words.decimals(means or [cell.paper.mean for cell in column.cells if cell.paper])
-
-
-def _comparison_row(cell: Cell, column: Column, digits: int, with_paper: bool) -> list[Field]:
-    row = [Field(title(cell.method)), *_opening(_ours(cell, column, digits), cell)]
+def _comparison_row(cell: Cell, column: Column, best_alone: bool, with_paper: bool) -> list[Field]:
+    digits = column.digits
+    row = [Field(title(cell.method)), *_opening(_ours(cell, digits), cell)]
+    if best_alone:
+        row.append(_best_run(cell, column, digits) if cell.chosen else absent(""))
     if with_paper:
         # not bold: these p-values are not adjusted for their number
         difference, p = _against(cell.against_paper, digits)
-        row += [_paper(cell, digits), *_opening([difference, replace(p, bold=False)], cell)]
+        row += [paper_field(cell, digits), *_opening([difference, replace(p, bold=False)], cell)]
     if cell.method == column.reference and cell.chosen:
         row += [absent("reference"), absent(""), absent("")]
     else:
@@ -149,20 +149,19 @@ def _comparison_row(cell: Cell, column: Column, digits: int, with_paper: bool) -
     return [*row, Field(str(cell.tried or ""), cell.tried or None, note=note)]
 
 
-def _ours(cell: Cell, column: Column, digits: int) -> list[Field]:
+def _ours(cell: Cell, digits: int) -> list[Field]:
     if cell.chosen is None:
-        return [absent(why_empty(cell)), *[absent("")] * 4]
+        return [absent(why_empty(cell)), *[absent("")] * 3]
     return [
         replace(_mean(cell, "best", digits), note=_mean_epoch(cell.chosen)),
         Field(str(len(cell.chosen.counted)), len(cell.chosen.counted), note=_beside_n(cell.chosen)),
         _mean(cell, "last", digits),
-        _best_run(cell, column, digits),
         _seconds(cell),
     ]
 
 
 def _opening(fields: Sequence[Field], cell: Cell) -> list[Field]:
-    """Every number of ours leads to its runs."""
+    """The fields, each with a link to its runs."""
     if cell.chosen is None:
         return list(fields)
     own = cell.chosen.id
@@ -170,27 +169,25 @@ def _opening(fields: Sequence[Field], cell: Cell) -> list[Field]:
 
 
 def _overview_field(cell: Cell, column: Column) -> Field:
-    digits = column_digits(column)
-    paper = f"paper {words.number(cell.paper.mean, digits)}" if cell.paper else ""
-    if cell.paper and cell.paper.std is not None:
-        paper += f" ± {cell.paper.std:.{digits}f}"
-    best = cell.summary("best")
+    digits = column.digits
+    paper = f"paper {paper_field(cell, digits).text}" if cell.paper else ""
+    best = cell.mean_std("best")
     if cell.chosen is None or best is None:
         return Field(why_empty(cell), note=paper, faint=True)
     text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
-    text += f", {NOT_THE_PAPERS}" if cell.chosen.strays else ""
+    text += f", {NOT_THE_PAPERS}" if cell.chosen.untried else ""
     mixed = mixture(cell.chosen.counted)
     text += f", {mixed}" if mixed else ""
     return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
 
 
 def seeds(chosen: Configuration) -> str:
-    """How many seeds a mean is of, and how many it leaves out because they diverged."""
+    """The number of seeds in a mean, and of diverged seeds that are not in it."""
     return f"n={len(chosen.counted)}" + (f", {chosen.diverged} diverged" if chosen.diverged else "")
 
 
 def _mean(cell: Cell, measure: Measure, digits: int) -> Field:
-    found = cell.summary(measure)
+    found = cell.mean_std(measure)
     assert found is not None
     assert cell.chosen is not None
     return Field(words.spread(found, digits), found.mean, measure in cell.leads, cell.chosen.id)
@@ -214,7 +211,7 @@ def _seconds(cell: Cell) -> Field:
     return Field(words.seconds(ours.mean), ours.mean, note=note) if ours else Field("not timed", note=note, faint=True)
 
 
-def _paper(cell: Cell, digits: int) -> Field:
+def paper_field(cell: Cell, digits: int) -> Field:
     if cell.paper is None:
         return absent("not in the paper")
     std = f" ± {cell.paper.std:.{digits}f}" if cell.paper.std is not None else ""
@@ -238,14 +235,14 @@ def _p(found: Comparison | None) -> Field:
 
 
 def why_empty(cell: Cell) -> str:
-    """What to say of a method without a number."""
+    """Why a method has no number."""
     said = [words.plural(cell.diverged, "run") + " diverged"] if cell.diverged else []
     said += [words.plural(cell.open, "run") + " not finished"] if cell.open else []
     return ", ".join(said) or NO_RUNS
 
 
 def _beside_n(chosen: Configuration) -> str:
-    """Runs that a mean leaves out, and whether those in it were made by different code."""
+    """Runs that are not in the mean, and whether those in it come from several commits or torch versions."""
     said = [f"{chosen.diverged} diverged"] if chosen.diverged else []
     said += [f"{chosen.open} not finished"] if chosen.open else []
     said += [mixed] if (mixed := mixture(chosen.counted)) else []
@@ -253,18 +250,19 @@ def _beside_n(chosen: Configuration) -> str:
 
 
 def _remarks(column: Column) -> Sequence[str]:
-    """What a reader must know of this column beside the general explanations."""
+    """What a reader must know about this column beyond the general explanations."""
     said = []
     experiment = column.experiment
-    if experiment and experiment.paper and not column.departures and column.protocol:
+    if experiment and experiment.paper and not column.departures:
         variant = paper_variant(experiment)
-        if not experiment.paper_results(column.protocol.variant):
-            said.append(f"The paper's figures compare with the variant {variant!r}, not with these.")
+        if not experiment.paper_results(column.setup.variant):
+            said.append(f"The paper's figures are for the variant {variant!r}, not for this one.")
+    if unrun := [cell for cell in column.cells if cell.paper and not cell.configurations]:
+        names = (f"{title(cell.method)} ({paper_field(cell, column.digits).text})" for cell in unrun)
+        said.append(f"Without runs here, with the paper's figures: {', '.join(names)}.")
     reference = column.cell(column.reference)
     if reference is None or reference.chosen is None:
-        said.append(
-            f"No test: {title(column.reference)}, which the others are compared with, has no finished run here."
-        )
+        said.append(f"No test: {title(column.reference)}, the reference, has no finished run here.")
     said += _tests(column)
     for cell in column.cells:
         if cell.chosen is None:
@@ -282,18 +280,24 @@ def _remarks(column: Column) -> Sequence[str]:
 
 
 def _tests(column: Column) -> list[str]:
-    """Which test the p-values against the reference are of."""
-    tested = [found for cell in column.cells if (found := cell.against_reference.get("best")) and found.p is not None]
-    if not tested:
-        return []
-    return [
-        f"Tests against {title(column.reference)}: {tested[0].test}'s, unpaired, over the {len(tested) + 1} methods "
-        f"with at least two runs; the pooled variance has {tested[0].freedom:.0f} degrees of freedom."
-    ]
+    """Which test gave the p-values against the reference, and which methods were not tested."""
+    found = {cell.method: each for cell in column.cells if (each := cell.against_reference.get("best"))}
+    tested = [each for each in found.values() if each.p is not None]
+    said = []
+    if tested:
+        said.append(
+            f"Tests against {title(column.reference)}: {tested[0].test}'s, unpaired, over the {len(tested) + 1} "
+            f"methods with at least two runs; the pooled variance has {tested[0].freedom:.0f} degrees of freedom."
+        )
+    reasons: dict[str, list[str]] = {}
+    for method, each in found.items():
+        if each.p is None:
+            reasons.setdefault(each.reason, []).append(title(method))
+    return said + [f"{', '.join(names)}: {reason}." for reason, names in reasons.items()]
 
 
 def _origin(column: Column) -> str:
-    """The commits and torch versions behind the numbers, with their runs if there are several."""
+    """The commits and torch versions behind the numbers, with their number of runs if there are several."""
     commits = Counter(commit for run in column.counted for commit in run.commits)
     versions = Counter(version for run in column.counted for version in run.torch)
     shown = [
@@ -308,25 +312,23 @@ def _origin(column: Column) -> str:
 
 
 def _passed_over(cell: Cell, column: Column) -> list[str]:
-    """Where what stands for a method is not the paper's, or is not what has its best mean."""
-    chosen, mean = cell.chosen, cell.summary("best")
-    assert chosen is not None
-    assert mean is not None
-    name, digits = title(cell.method), column_digits(column)
-    own = f"{name}: {words.settings(chosen.strays)} is not among the paper's values." if chosen.strays else ""
-    stray = rare = ""
-    for other in cell.configurations[1:]:  # ranked: the first of a kind is the one to name
-        found = other.summary("best")
-        if found is None or not column.metric.improves(found.mean, mean.mean):
-            continue
-        number = f"{words.number(found.mean, digits)} (n={found.n})"
-        if other.strays and not chosen.strays:
-            stray = stray or (
-                f"{name}: {number} with {words.settings(other.strays)}, which is not among the paper's values "
-                "and does not stand for it."
-            )
-        elif found.n < mean.n:
-            rare = rare or (
-                f"{name}: a configuration with fewer seeds has a better mean, {number}; repeat it to have it count."
-            )
-    return [said for said in (own, stray, rare) if said]
+    """Whether the row's configuration is not the paper's, or another one has a better mean."""
+    assert cell.chosen is not None
+    name, other = title(cell.method), cell.better
+    said = []
+    if cell.chosen.untried:
+        said.append(f"{name}: {words.settings(cell.chosen.untried)} is not among the paper's values.")
+    found = other.mean_std("best") if other else None
+    if other is None or found is None:
+        return said
+    text = f"{name}: a better mean, {words.spread(found, column.digits)} (n={found.n}), "
+    if other.untried:
+        text += f"with {words.settings(other.untried)}, which is not among the paper's values"
+    else:
+        text += f"with fewer seeds ({words.settings(other.hyper)})"
+    test = cell.better_against_reference
+    if test and test.interval:
+        low, high = (words.signed(end, column.digits) for end in test.interval)
+        text += f"; − {title(column.reference)}: {words.signed(test.difference, column.digits)} ({low} to {high})"
+        text += f", p = {words.p_value(test)}"
+    return [*said, f"{text}. The verdict and the performance profile count it."]

@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: rounded, with their n, and never without saying what is missing."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aida_lab.report.statistics import Comparison, Summary
+from aida_lab.report.statistics import Comparison, MeanStd
 
 MINUS = "−"
 
 
 def decimals(values: Iterable[float]) -> int:
-    """Digits behind the point that suit all of these: two for percentages and perplexities, more for small losses."""
+    """Decimals that suit all values: two for percentages and perplexities, more for small losses."""
     sizes = sorted(abs(value) for value in values if math.isfinite(value))
     middle = sizes[len(sizes) // 2] if sizes else 0.0
     return 2 if middle >= 10 else 3 if middle >= 1 else 4
@@ -26,12 +26,12 @@ def number(value: float | None, digits: int) -> str:
 
 def signed(value: float, digits: int) -> str:
     text = f"{value:+.{digits}f}"
-    # a difference that rounds to nothing has no sign
+    # a difference that rounds to zero has no sign
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
-def spread(found: Summary | None, digits: int) -> str:
-    """``91.68 ± 0.16``, or the number alone where there is one seed."""
+def spread(found: MeanStd | None, digits: int) -> str:
+    """``91.68 ± 0.16``, or only the mean of one seed."""
     if found is None:
         return ""
     return number(found.mean, digits) + (f" ± {found.std:.{digits}f}" if found.std is not None else "")
@@ -52,7 +52,7 @@ def seconds(value: float | None) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """``lr 0.001, eps 1e-09`` as a person would write it."""
+    """``lr 0.001, eps 1e-9``."""
     return ", ".join(f"{name} {plain(value)}" for name, value in values.items())
 
 

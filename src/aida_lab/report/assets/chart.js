@@ -1,84 +1,70 @@
-// A chart in SVG: lines with bands, steps or points with error bars; zoomed by pointer, keys or buttons.
+// A chart in SVG: lines with bands, steps, or points with error bars. Zoomed by pointer, keys or buttons.
 //
-// A series is {name, title, colour, dash, kind: "line" | "steps" | "points", points: [{x, y, low, high, left, right, opens}]}.
+// A series is {name, title, colour, dash, kind: "line" | "steps" | "points", marked, minor, points: [{x, y, low, high, x_std, opens, note}]}.
 
-const SVG = "http://www.w3.org/2000/svg";
-const DASHES = ["", "7 3", "2 2.5", "10 3 2 3"];
 const MARGIN = { left: 58, right: 14, top: 10, bottom: 42 };
+const LABELS = 720; // Narrower charts have no labels at the lines' ends: the legend is enough.
 
-function draw(tag, attributes, parent) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (parent) parent.append(node);
-  return node;
-}
-
-// The shape that goes with a colour, so that points are told apart without it.
-function marker(colour, x, y, size) {
-  const s = size, d = (...points) => "M" + points.map(([a, b]) => `${x + a * s},${y + b * s}`).join("L") + "Z";
-  switch (colour) {
-    case 0: return `M${x - s},${y}a${s},${s} 0 1,0 ${2 * s},0a${s},${s} 0 1,0 ${-2 * s},0Z`;
-    case 1: return d([0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]);
-    case 2: return d([-1, -1], [1, -1], [1, 1], [-1, 1]);
-    case 3: return d([0, -1.2], [1.2, 1], [-1.2, 1]);
-    case 4: return d([0, 1.2], [1.2, -1], [-1.2, -1]);
-    case 5: return d([-0.4, -1.2], [0.4, -1.2], [0.4, -0.4], [1.2, -0.4], [1.2, 0.4], [0.4, 0.4], [0.4, 1.2], [-0.4, 1.2], [-0.4, 0.4], [-1.2, 0.4], [-1.2, -0.4], [-0.4, -0.4]);
-    default: return d([-1, -1.3], [0, -0.4], [1, -1.3], [1.3, -1], [0.4, 0], [1.3, 1], [1, 1.3], [0, 0.4], [-1, 1.3], [-1.3, 1], [-0.4, 0], [-1.3, -1]);
-  }
-}
+const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
 
 class Chart {
-  constructor(host, about) {
+  constructor(host, changed = () => {}) {
     this.host = host;
+    this.changed = changed;
     host.classList.add("chart");
-    this.svg = draw("svg", { tabindex: 0, role: "img", "aria-label": about }, host);
+    this.svg = draw("svg", { tabindex: 0, role: "img" }, host);
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.tip.hidden = true;
     host.append(this.tip);
     this.series = [];
     this.view = null;
+    this.smooth = 0;
     this.listen();
     new ResizeObserver(() => this.render()).observe(host);
   }
 
-  // axes: {x: {kind, label, integer}, y: {kind, label, digits}}; settled: share of x from which on y is fitted at first
-  show(series, axes, about, { settled = 0, keep = false } = {}) {
+  // axes: {x, y}, each {label, scale, digits, better, integer, pad, ends}; settled: the share of x after which y is fitted at first
+  show(series, axes, about, { settled = 0, keep = false, view = null } = {}) {
     this.series = series;
     this.axes = axes;
     this.settled = settled;
-    this.svg.setAttribute("aria-label", about);
-    if (!keep || !this.zoomed) this.reset();
-    else this.render();
+    this.svg.setAttribute("aria-label", `${about}; ${series.map((each) => each.title).join(", ")}`);
+    if (keep && this.zoomed) return this.render();
+    this.reset(view);
   }
 
-  reset() {
+  reset(view = null) {
     this.zoomed = false;
     this.view = null;
-    const all = this.units((point) => true);
+    const all = this.units(() => true);
     if (all.length) {
       const xs = all.flatMap(({ x, left, right }) => [x, left ?? x, right ?? x]);
-      const [x0, x1] = spread(Math.min(...xs), Math.max(...xs), this.axes.x.pad ?? 0.03);
-      this.view = { x0, x1, ...this.fittedY(Math.min(...xs) + this.settled * (Math.max(...xs) - Math.min(...xs)), x1) };
+      const low = Math.min(...xs), high = Math.max(...xs);
+      const [x0, x1] = spread(low, high, this.axes.x.pad);
+      this.view = { x0, x1, ...this.fittedY(low + this.settled * (high - low), x1) };
     }
     this.home = this.view;
+    if (view && this.view) return this.zoomTo(view);
     this.render();
+    this.changed();
   }
 
-  // Points in units, those that pass; what a log axis cannot show is left out.
+  // Points in axis positions that pass a test, without those a log axis cannot show.
   units(passes) {
-    const { x, y } = this.axes, toX = SCALES[x.kind].to, toY = SCALES[y.kind].to;
+    const { x, y } = this.axes, toX = SCALES[x.scale].to, toY = SCALES[y.scale].to;
     const fit = (value, to) => (value === null || value === undefined ? undefined : to(value));
     return this.series
       .flatMap((series) => series.points)
       .map((p) => ({
-        x: toX(p.x), y: fit(p.y, toY), low: fit(p.low, toY), high: fit(p.high, toY), left: fit(p.left, toX), right: fit(p.right, toX),
+        x: toX(p.x), y: fit(p.y, toY), low: fit(p.low, toY), high: fit(p.high, toY),
+        left: p.x_std ? toX(p.x - p.x_std) : undefined, right: p.x_std ? toX(p.x + p.x_std) : undefined,
       }))
       .filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && passes(p));
   }
 
   fittedY(x0, x1) {
-    if (this.axes.y.range) return { y0: this.axes.y.range[0], y1: this.axes.y.range[1] };
+    if (this.axes.y.ends) return { y0: this.axes.y.ends[0], y1: this.axes.y.ends[1] };
     let inside = this.units((p) => p.x >= x0 && p.x <= x1);
     if (!inside.length) inside = this.units(() => true);
     const ys = inside.flatMap(({ y, low, high }) => [y, low, high]).filter(Number.isFinite);
@@ -86,13 +72,14 @@ class Chart {
     return { y0, y1 };
   }
 
-  // Stops where ticks could no longer be told apart, and where everything would be a dot.
+  // Stops before two ticks would have the same label, and before everything would be a dot.
   zoomTo(view) {
     const home = this.home;
     if (!showable(view.x0, view.x1, home.x1 - home.x0) || !showable(view.y0, view.y1, home.y1 - home.y0)) return;
     this.view = view;
     this.zoomed = true;
     this.render();
+    this.changed();
   }
 
   zoom(factor) {
@@ -120,7 +107,10 @@ class Chart {
     const width = Math.round(this.host.clientWidth);
     if (!width || !this.axes) return;
     const height = Math.round(Math.max(280, Math.min(460, width * 0.5)));
-    this.box = { x: MARGIN.left, y: MARGIN.top, w: width - MARGIN.left - MARGIN.right, h: height - MARGIN.top - MARGIN.bottom };
+    const drawn = this.series.map((each) => ({ ...each, points: this.drawable(each) })).filter((each) => each.points.length);
+    const labels = width >= LABELS ? drawn.filter((each) => each.kind !== "points" && !each.marked) : [];
+    const right = labels.length ? 24 + 7 * Math.max(...labels.map((each) => short(each.title).length)) : MARGIN.right;
+    this.box = { x: MARGIN.left, y: MARGIN.top, w: width - MARGIN.left - right, h: height - MARGIN.top - MARGIN.bottom };
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     this.svg.replaceChildren();
@@ -133,26 +123,29 @@ class Chart {
     this.drawAxes();
     this.clip = this.clip || `clip-${(Chart.count = (Chart.count || 0) + 1)}`;
     const clip = draw("clipPath", { id: this.clip }, this.svg), { x, y, w, h } = this.box;
-    draw("rect", { x, y: y - 4, width: w, height: h + 8 }, clip);
+    draw("rect", { x, y, width: w, height: h }, clip);
     const field = draw("g", { "clip-path": `url(#${this.clip})` }, this.svg);
-    for (const series of [...this.series].reverse()) this.drawSeries(series, field);
+    drawn.map((series, place) => [series, place]).reverse().forEach(([series, place]) => this.drawSeries(series, place, field));
+    this.drawLabels(labels);
     this.overlay = draw("g", {}, this.svg);
   }
 
-  px(x) { return this.box.x + ((SCALES[this.axes.x.kind].to(x) - this.view.x0) / (this.view.x1 - this.view.x0)) * this.box.w; }
-  py(y) { return this.box.y + (1 - (SCALES[this.axes.y.kind].to(y) - this.view.y0) / (this.view.y1 - this.view.y0)) * this.box.h; }
+  drawable(series) {
+    const points = series.points.filter((p) => p.y !== null && p.y !== undefined && Number.isFinite(SCALES[this.axes.y.scale].to(p.y)));
+    return this.smooth && series.kind === "line" && !series.marked ? smoothed(points, this.smooth) : points;
+  }
 
-  // A log axis has no place for what is not positive: below all that is shown.
-  pyLow(low) { return Number.isFinite(SCALES[this.axes.y.kind].to(low)) ? this.py(low) : this.box.y + this.box.h + 8; }
+  px(x) { return this.box.x + ((SCALES[this.axes.x.scale].to(x) - this.view.x0) / (this.view.x1 - this.view.x0)) * this.box.w; }
+  py(y) { return this.box.y + (1 - (SCALES[this.axes.y.scale].to(y) - this.view.y0) / (this.view.y1 - this.view.y0)) * this.box.h; }
 
   drawAxes() {
     const { x, y, w, h } = this.box, view = this.view, bottom = y + h;
-    for (const [unit, text] of ticks(this.axes.x.kind, view.x0, view.x1, Math.max(2, w / 85), this.axes.x.integer)) {
+    for (const [unit, text] of ticks(this.axes.x.scale, view.x0, view.x1, Math.max(2, w / 85), this.axes.x.integer)) {
       const at = x + ((unit - view.x0) / (view.x1 - view.x0)) * w;
       draw("line", { x1: at, x2: at, y1: y, y2: bottom, class: "grid" }, this.svg);
       draw("text", { x: at, y: bottom + 17, "text-anchor": "middle" }, this.svg).textContent = text;
     }
-    for (const [unit, text] of ticks(this.axes.y.kind, view.y0, view.y1, Math.max(2, h / 48), false)) {
+    for (const [unit, text] of ticks(this.axes.y.scale, view.y0, view.y1, Math.max(2, h / 48), false)) {
       const at = bottom - ((unit - view.y0) / (view.y1 - view.y0)) * h;
       draw("line", { x1: x, x2: x + w, y1: at, y2: at, class: "grid" }, this.svg);
       draw("text", { x: x - 7, y: at + 4, "text-anchor": "end" }, this.svg).textContent = text;
@@ -168,42 +161,77 @@ class Chart {
     }
   }
 
-  drawSeries(series, field) {
-    const points = series.points.filter((p) => p.y !== null && p.y !== undefined && Number.isFinite(SCALES[this.axes.y.kind].to(p.y)));
-    if (!points.length) return;
-    const stroke = `var(--c${series.colour})`;
+  drawSeries(series, place, field) {
+    const { points } = series, stroke = `var(--c${series.colour})`, fill = series.dash ? "var(--paper)" : stroke;
     const group = draw("g", { "data-series": series.name }, field);
+    const shape = (p, size, opacity = 1) =>
+      draw("path", { d: marker(series.colour, this.px(p.x), this.py(p.y), size), fill, stroke, "stroke-width": 1.5, opacity }, group);
     if (series.kind !== "points") {
       const banded = points.filter((p) => p.low !== undefined && p.high !== undefined);
-      if (series.kind === "line" && !series.marked && banded.length > 1) {
+      if (!series.marked && banded.length > 1) {
         const up = banded.map((p) => `${this.px(p.x)},${this.py(p.high)}`);
-        const down = banded.map((p) => `${this.px(p.x)},${this.pyLow(p.low)}`).reverse();
-        draw("path", { d: `M${[...up, ...down].join("L")}Z`, fill: stroke, "fill-opacity": 0.14 }, group);
+        const down = banded.map((p) => `${this.px(p.x)},${this.py(p.low)}`).reverse();
+        draw("path", { d: `M${[...up, ...down].join("L")}Z`, fill: stroke, "fill-opacity": 0.14, class: "band" }, group);
       }
       let path = "";
       points.forEach((p, index) => {
         const at = [this.px(p.x), this.py(p.y)];
         path += index ? (series.kind === "steps" ? `H${at[0]}V${at[1]}` : `L${at}`) : `M${at}`;
       });
-      draw("path", { d: path, fill: "none", stroke, "stroke-width": 1.9, "stroke-dasharray": DASHES[series.dash], "stroke-linejoin": "round" }, group);
+      draw("path", { d: path, fill: "none", stroke, "stroke-width": 1.9, "stroke-dasharray": dashes(series.dash, 1.9), "stroke-linejoin": "round", class: "line" }, group);
     }
-    if (series.kind === "points" || series.marked || points.length < 3) {
+    if (series.marked || points.length < 3) {
       for (const p of points) {
         const x = this.px(p.x), y = this.py(p.y), thin = { stroke, "stroke-width": 1 };
-        if (p.high !== undefined) draw("line", { x1: x, x2: x, y1: this.pyLow(p.low), y2: this.py(p.high), ...thin }, group);
-        if (p.right !== undefined) draw("line", { x1: this.px(p.left), x2: this.px(p.right), y1: y, y2: y, ...thin }, group);
-        const fill = series.dash ? "var(--paper)" : stroke;
-        const look = { d: marker(series.colour, x, y, p.minor ? 3 : 5), fill, stroke, "stroke-width": 1.5 };
-        draw("path", { ...look, opacity: p.minor ? 0.5 : 1 }, group);
+        if (p.high !== undefined) draw("line", { x1: x, x2: x, y1: this.py(p.low), y2: this.py(p.high), ...thin }, group);
+        if (p.x_std) draw("line", { x1: this.px(p.x - p.x_std), x2: this.px(p.x + p.x_std), y1: y, y2: y, ...thin }, group);
+        shape(p, series.minor ? 3 : 4.5, series.minor ? 0.5 : 1);
       }
+      return;
+    }
+    // one marker of the legend every 140 pixels, at different places for each method
+    let next = this.box.x + 20 + 31 * (place % 5);
+    for (const p of points) {
+      const x = this.px(p.x);
+      if (x < next) continue;
+      shape(p, 3.6);
+      next = x + 140;
     }
   }
 
-  // --- what the pointer and the keys do ---
+  // Each line's title beside its end, moved apart so that no two overlap.
+  drawLabels(labels) {
+    const { x, y, w, h } = this.box, ends = [];
+    for (const series of labels) {
+      const inside = series.points.filter((p) => this.px(p.x) <= x + w + 1);
+      const last = inside[inside.length - 1], at = last && this.py(last.y);
+      if (last && at >= y - 1 && at <= y + h + 1) ends.push({ series, at, from: this.px(last.x), text: at });
+    }
+    ends.sort((a, b) => a.at - b.at);
+    const step = Math.min(14, h / Math.max(1, ends.length));
+    for (let index = 1; index < ends.length; index += 1) ends[index].text = Math.max(ends[index].text, ends[index - 1].text + step);
+    let limit = y + h;
+    for (const end of [...ends].reverse()) { end.text = Math.min(end.text, limit); limit = end.text - step; }
+    for (const { series, at, from, text } of ends) {
+      const group = draw("g", { "data-label": series.name }, this.svg);
+      draw("path", { d: `M${from},${at}L${x + w + 8},${text}`, stroke: `var(--c${series.colour})`, fill: "none", "stroke-width": 0.8, opacity: 0.7 }, group);
+      draw("text", { x: x + w + 12, y: text + 4, class: "end", style: `fill: var(--c${series.colour})` }, group).textContent = short(series.title);
+    }
+  }
+
+  // Everything but one series in the background; null for none.
+  emphasise(name) {
+    for (const group of this.svg.querySelectorAll("[data-series], [data-label]")) {
+      group.classList.toggle("dim", name !== null && (group.dataset.series ?? group.dataset.label) !== name);
+    }
+  }
+
+  // --- pointer and keys ---
 
   listen() {
     const svg = this.svg;
     svg.addEventListener("pointerdown", (event) => {
+      svg.classList.add("by-pointer"); // no focus frame for a drag
       if (event.button || !this.view) return;
       this.start = this.at(event);
       svg.setPointerCapture(event.pointerId);
@@ -211,7 +239,9 @@ class Chart {
     svg.addEventListener("pointermove", (event) => (this.start ? this.brush(event) : this.point(event)));
     svg.addEventListener("pointerup", (event) => this.release(event));
     svg.addEventListener("pointercancel", () => { this.start = null; this.overlay?.replaceChildren(); });
-    svg.addEventListener("pointerleave", () => this.hide());
+    // a tap's values stay until the next tap
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.hide(); });
+    document.addEventListener("pointerdown", (event) => { if (!svg.contains(event.target)) this.hide(); });
     svg.addEventListener("dblclick", () => this.reset());
     svg.addEventListener("keydown", (event) => {
       const act = {
@@ -219,6 +249,7 @@ class Chart {
         ArrowLeft: () => this.move(-0.15, 0), ArrowRight: () => this.move(0.15, 0),
         ArrowUp: () => this.move(0, 0.15), ArrowDown: () => this.move(0, -0.15),
       }[event.key];
+      svg.classList.remove("by-pointer");
       if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       act();
@@ -278,13 +309,13 @@ class Chart {
     if (!this.view) return;
     const at = this.at(event);
     this.hide();
-    if (this.series.some((series) => series.kind === "points" || series.marked)) {
+    if (this.series.some((series) => series.marked)) {
       const near = this.nearest(at);
-      if (near) this.tell(at, [[near.series, near.point.tells]]);
+      if (near) this.tell(at, [[near.series, `${this.value(near.point)}; ${near.point.note}`]]);
       return;
     }
     // every line at the epoch, or gap, under the pointer
-    const x = SCALES[this.axes.x.kind].from(this.view.x0 + ((at.x - this.box.x) / this.box.w) * (this.view.x1 - this.view.x0));
+    const x = SCALES[this.axes.x.scale].from(this.view.x0 + ((at.x - this.box.x) / this.box.w) * (this.view.x1 - this.view.x0));
     const rows = [];
     let where = null;
     for (const series of this.series) {
@@ -295,14 +326,19 @@ class Chart {
         ? before[before.length - 1] : known.reduce((a, b) => (Math.abs(b.x - x) < Math.abs(a.x - x) ? b : a));
       if (!found) continue;
       if (where === null || Math.abs(found.x - x) < Math.abs(where - x)) where = found.x;
-      rows.push([series, fixed(found.y, this.axes.y.digits), found.y]);
+      rows.push([series, this.value(found), found.y]);
     }
     if (!rows.length) return;
     const sign = this.axes.y.better === "lower" ? 1 : -1;
     rows.sort((a, b) => sign * (a[2] - b[2]));
     const line = this.px(this.series[0].kind === "steps" ? x : where);
     draw("line", { x1: line, x2: line, y1: this.box.y, y2: this.box.y + this.box.h, class: "cursor" }, this.overlay);
-    this.tell(at, rows, `${this.axes.x.label} ${this.series[0].kind === "steps" ? fixed(x, 1) : where}`);
+    this.tell(at, rows, this.series[0].kind === "steps" ? `gap ${fixed(x, 1)} %` : `${this.axes.x.label} ${where}`);
+  }
+
+  value({ y, high }) {
+    const { digits } = this.axes.y;
+    return fixed(y, digits) + (high === undefined ? "" : ` ± ${fixed(high - y, digits)}`);
   }
 
   tell(at, rows, head) {
@@ -326,28 +362,4 @@ class Chart {
     this.tip.hidden = true;
     this.overlay?.replaceChildren();
   }
-}
-
-// Whether the numbers from low to high differ in digits that a number has, and are not far more than the whole of them.
-function showable(low, high, whole) {
-  return tellsApart(low, high) && high - low >= 1e-9 * whole && high - low <= 100 * whole;
-}
-
-function tellsApart(low, high) {
-  return high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high));
-}
-
-function spread(low, high, share) {
-  if (tellsApart(low, high)) return [low - (high - low) * share, high + (high - low) * share];
-  const room = Math.abs(high) * 0.05 || 1;
-  return [low - room, high + room];
-}
-
-// A piece of a series' line, with its shape.
-function swatch(look) {
-  const svg = draw("svg", { viewBox: "0 0 34 12", width: 34, height: 12, "aria-hidden": "true" });
-  const stroke = `var(--c${look.colour})`;
-  draw("line", { x1: 1, x2: 33, y1: 6, y2: 6, stroke, "stroke-width": 2, "stroke-dasharray": DASHES[look.dash] }, svg);
-  draw("path", { d: marker(look.colour, 17, 6, 3.4), fill: look.dash ? "var(--paper)" : stroke, stroke, "stroke-width": 1.2 }, svg);
-  return svg;
 }

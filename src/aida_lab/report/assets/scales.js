@@ -1,11 +1,12 @@
 "use strict";
-// From values to axis positions and back, and where to put ticks. A view is kept in axis positions ("units"), so
-// that zooming and moving are the same on every kind of axis.
+// Scales, ticks and numbers. A chart keeps its view in axis positions ("units"), so zooming is the same on every scale.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
 
 const SCALES = {
   linear: { to: (value) => value, from: (unit) => unit },
   log: { to: (value) => Math.log10(value), from: (unit) => 10 ** unit },
-  // from 0 on: even up to 1, and from there a decade as wide as another
+  // linear from 0 to 1, logarithmic above
   gap: {
     to: (value) => (value <= 1 ? value : 1 + Math.log10(value)),
     from: (unit) => (unit <= 1 ? unit : 10 ** (unit - 1)),
@@ -40,7 +41,7 @@ function evenTicks(low, high, room, integer) {
   const power = 10 ** Math.floor(Math.log10(raw || 1));
   let step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999) || power;
   if (integer) step = Math.max(1, Math.ceil(step));
-  let digits = 0; // as few as tell each tick exactly
+  let digits = 0; // as few as show each tick exactly
   const whole = (scaled) => Math.abs(scaled - Math.round(scaled)) <= 1e-6 * scaled;
   while (digits < 12 && !whole(step * 10 ** digits)) digits += 1;
   const text = (value) => (digits < 12 && Math.abs(value) < 1e15 ? value.toFixed(digits) : String(Number(value.toPrecision(12))));

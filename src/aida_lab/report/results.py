@@ -1,4 +1,4 @@
-"""All that a report says, as values: the tables of the paper, other experiments, shortened and changed runs."""
+"""Everything a report shows, as values: the paper's tables, other experiments, shortened and changed runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aida_lab.report.collect import Collection, Run
-from aida_lab.report.columns import Column, column, empty_column, paper_variant
-from aida_lab.report.groups import Configuration, Protocol, configurations
+from aida_lab.report.columns import Column, column, paper_variant
+from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
 
@@ -24,14 +24,16 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns that stand together."""
+    """A group of columns."""
 
     #: For a file name and a link.
     name: str
     title: str
     columns: tuple[Column, ...]
-    #: The title where there is little room.
+    #: For the navigation bar.
     short: str
+    #: Title and name of the experiments that have no runs.
+    missing: tuple[tuple[str, str], ...] = ()
 
     @property
     def runs(self) -> int:
@@ -39,30 +41,30 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Study:
-    """What the folders hold, ordered."""
+class Results:
+    """The runs of all folders, arranged in tables."""
 
     collection: Collection
     reference: str
-    #: The paper's, those with runs and those without, by number.
+    #: The paper's tables by number, with and without runs.
     paper: tuple[Table, ...]
-    #: Experiments that the paper does not have.
+    #: Experiments that are not in the paper.
     others: Table
-    #: Runs that are not the experiment as declared: shortened, another batch size.
-    apart: Table
+    #: Runs with fewer epochs or batches, another batch size or a warm-up.
+    shortened: Table
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return (*self.paper, *(table for table in (self.others, self.apart) if table.columns))
+        """Those with runs."""
+        return tuple(table for table in (*self.paper, self.others, self.shortened) if table.columns)
 
     @property
     def columns(self) -> list[Column]:
-        """Those with runs."""
-        return [each for table in self.tables for each in table.columns if each.protocol]
+        return [each for table in self.tables for each in table.columns]
 
     @property
     def comparable(self) -> list[Column]:
-        """Those whose runs are their experiment as declared."""
+        """Columns whose runs are their experiment as declared."""
         return [each for each in self.columns if not each.departures]
 
     @property
@@ -79,58 +81,56 @@ class Study:
         return [run for each in self.columns for found in each.configurations for run in found.repeats]
 
 
-def examine(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Study:
-    """Order the runs into columns, and the columns into tables."""
-    groups: dict[Protocol, list[Configuration]] = {}
+def arrange(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Results:
+    """Arrange the runs in columns, and the columns in tables."""
+    groups: dict[Setup, list[Configuration]] = {}
     for each in configurations(collection.runs):
-        groups.setdefault(each.protocol, []).append(each)
+        groups.setdefault(each.setup, []).append(each)
     columns: dict[str, list[Column]] = {}
-    for protocol in sorted(groups):
-        experiment = experiments.get(protocol.experiment)
-        metric = _metric(experiment, protocol, groups[protocol])
-        elsewhere = _tried_elsewhere(protocol, groups, experiment)
-        distinction = _distinction(protocol, experiment, groups)
-        found = column(experiment, metric, groups[protocol], reference, elsewhere, distinction)
-        columns.setdefault(protocol.experiment, []).append(found)
+    for setup in sorted(groups):
+        experiment = experiments.get(setup.experiment)
+        metric = _metric(experiment, setup, groups[setup])
+        elsewhere = _tried_elsewhere(setup, groups, experiment)
+        distinction = _distinction(setup, experiment, groups)
+        found = column(experiment, metric, groups[setup], reference, elsewhere, distinction)
+        columns.setdefault(setup.experiment, []).append(found)
     every = [each for found in columns.values() for each in found]
-    return Study(
+    return Results(
         collection=collection,
         reference=reference,
-        paper=_paper_tables(experiments, columns, reference, groups),
+        paper=_paper_tables(experiments, columns),
         others=Table(
             "others",
             "Other experiments",
             tuple(each for each in every if not each.departures and not (each.experiment and each.experiment.table)),
             "Other experiments",
         ),
-        apart=Table(
-            "apart", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
+        shortened=Table(
+            "shortened", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
         ),
     )
 
 
-def _paper_tables(
-    experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]], reference: str,
-    groups: Mapping[Protocol, Sequence[Configuration]],
-) -> tuple[Table, ...]:  # fmt: skip
+def _paper_tables(experiments: Mapping[str, Experiment], columns: Mapping[str, Sequence[Column]]) -> tuple[Table, ...]:
     tables: dict[str, list[Column]] = {}
+    missing: dict[str, list[tuple[str, str]]] = {}
     for name, experiment in experiments.items():
         if not experiment.table:
             continue
         paper = paper_variant(experiment)
         known = [paper, *(variant for variant in experiment.variants if variant != paper)]
         whole = [each for each in columns.get(name, ()) if not each.departures]
-        found = tables.setdefault(experiment.table, [])
-        if not any(each.protocol and each.protocol.variant == paper for each in whole):
-            none = Protocol(name, paper, experiment.epochs, experiment.batch, 0, "", False, False)
-            found.append(empty_column(experiment, reference, _tried_elsewhere(none, groups, experiment)))
-        found += _in_order(whole, known)
+        tables.setdefault(experiment.table, []).extend(_in_order(whole, known))
+        if not any(each.setup.variant == paper for each in whole):
+            title = experiment.title + ("" if paper == experiment.variants[0] else f", {paper}")
+            missing.setdefault(experiment.table, []).append((title, name))
     return tuple(
         Table(
             f"table-{number}",
             f"Table {number}: {_title(number, tables[number])}",
             tuple(tables[number]),
             f"Table {number}",
+            tuple(missing.get(number, ())),
         )
         for number in sorted(tables, key=_roman)
     )
@@ -138,7 +138,7 @@ def _paper_tables(
 
 def _in_order(columns: Iterable[Column], variants: Sequence[str]) -> list[Column]:
     def place(column: Column) -> int:
-        variant = column.protocol.variant if column.protocol else ""
+        variant = column.setup.variant
         return variants.index(variant) if variant in variants else len(variants)
 
     return sorted(columns, key=place)
@@ -153,42 +153,42 @@ def _roman(number: str) -> tuple[int, str]:
     return (known.index(number) if number in known else len(known)), number
 
 
-def _metric(experiment: Experiment | None, protocol: Protocol, found: Sequence[Configuration]) -> Metric:
+def _metric(experiment: Experiment | None, setup: Setup, found: Sequence[Configuration]) -> Metric:
     """As declared; for an experiment that is not known here, as the runs' results have it."""
-    if experiment is not None and protocol.variant in experiment.metrics:
-        return experiment.metrics[protocol.variant]
+    if experiment is not None and setup.variant in experiment.metrics:
+        return experiment.metrics[setup.variant]
     for run in (run for each in found for run in each.runs if run.metric):
         return Metric(run.metric, run.metric.replace("_", " "), "lower" if run.better == "lower" else "higher")
     return Metric("", "not known", "higher")
 
 
 def _tried_elsewhere(
-    protocol: Protocol, groups: Mapping[Protocol, Sequence[Configuration]], experiment: Experiment | None
+    setup: Setup, groups: Mapping[Setup, Sequence[Configuration]], experiment: Experiment | None
 ) -> dict[str, int]:
     """Configurations of each method in shortened columns of the same experiment and variant."""
     found: dict[str, set[str]] = {}
     for other, members in groups.items():
-        same = (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
-        if same and other != protocol and other.departures(experiment):
+        same = (other.experiment, other.variant) == (setup.experiment, setup.variant)
+        if same and other != setup and other.departures(experiment):
             for each in members:
                 if each.counted or each.diverged:
                     found.setdefault(each.method, set()).add(json.dumps(dict(each.hyper), sort_keys=True))
     return {method: len(tried) for method, tried in found.items()}
 
 
-def _distinction(protocol: Protocol, experiment: Experiment | None, groups: Iterable[Protocol]) -> str:
-    """In which words this column's title must differ from those of the experiment's others."""
-    departures = protocol.departures(experiment)
+def _distinction(setup: Setup, experiment: Experiment | None, groups: Iterable[Setup]) -> str:
+    """What this column's title adds to the experiment's title."""
+    departures = setup.departures(experiment)
     default = experiment.variants[0] if experiment else "default"
-    words = [] if protocol.variant == default else [protocol.variant]
+    words = [] if setup.variant == default else [setup.variant]
     beside = [
         other
         for other in groups
-        if (other.experiment, other.variant) == (protocol.experiment, protocol.variant)
+        if (other.experiment, other.variant) == (setup.experiment, setup.variant)
         and other.departures(experiment) == departures
     ]
     if len({other.manner for other in beside}) > 1:
-        words.append(protocol.manner)
+        words.append(setup.manner)
     if experiment is None and len({(other.epochs, other.batch) for other in beside}) > 1:
-        words.append(f"{protocol.epochs} epochs, batch {protocol.batch}")
+        words.append(f"{setup.epochs} epochs, batch {setup.batch}")
     return ", ".join([*words, *departures])

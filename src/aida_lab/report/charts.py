@@ -1,0 +1,233 @@
+"""What each chart shows, as values. ``plots.py`` draws them as PNG and SVG, ``chart.js`` draws them on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aida_lab.report import words
+from aida_lab.report.columns import Column
+from aida_lab.report.groups import Configuration
+from aida_lab.report.landscape import Landscape, landscapes
+from aida_lab.report.profile import Profile
+from aida_lab.report.statistics import MeanStd, mean_std
+
+Quantity = Literal["metric", "loss"]
+#: "gap" is linear from 0 to 1 and logarithmic above.
+Scale = Literal["linear", "log", "gap"]
+
+#: The first epochs are far from all others. The y axis fits the points after this share of the x axis.
+SETTLED = 0.1
+
+#: Points per curve on the page: more than a screen can show is useless, fewer than 20 hide the shape.
+_MOST, _FEWEST = 200, 20
+#: Points of all curves of runs together; about seven bytes each.
+_BUDGET = 450_000
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    scale: Scale = "linear"
+    digits: int = 2
+    #: "higher", "lower" or neither.
+    better: str = ""
+    integer: bool = False
+    #: Room at both ends, as a share of the range.
+    pad: float = 0.06
+    #: Fixed ends instead of those of the data.
+    ends: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    #: One standard deviation around y, if there are several seeds.
+    low: float | None = None
+    high: float | None = None
+    #: One standard deviation of x.
+    x_std: float | None = None
+    #: The configuration behind the point.
+    opens: str = ""
+    #: What a tooltip adds to the numbers.
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    method: str
+    kind: Literal["line", "steps", "points"]
+    points: tuple[Point, ...]
+    #: Drawn with a marker and an error bar at every point instead of a band.
+    marked: bool = False
+    #: In the background.
+    minor: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    name: str
+    #: On the button that selects it.
+    label: str
+    title: str
+    subtitle: str
+    about: str
+    series: tuple[Series, ...]
+    x: Axis
+    y: Axis
+    settled: float = 0.0
+
+
+def views(column: Column, epochs: Sequence[int]) -> list[Chart]:
+    """Every chart of a column, the most useful one first; none without finished runs."""
+    if not any(cell.chosen for cell in column.cells):
+        return []
+    metric, loss = curves(column, "metric", epochs), curves(column, "loss", epochs)
+    # an experiment may be measured only after its last epoch
+    first = [metric, loss] if any(len(each.points) > 1 for each in metric.series) else [loss, metric]
+    rest = [times(column)] if column.timed else []
+    return [each for each in first if each.series] + rest + [search(each) for each in landscapes(column)]
+
+
+def curves(column: Column, quantity: Quantity, epochs: Sequence[int]) -> Chart:
+    """Mean over seeds per epoch, with a band of one standard deviation."""
+    means = {cell.method: mean_curve(cell.chosen, quantity, epochs) for cell in column.cells if cell.chosen}
+    loss = quantity == "loss"
+    log = loss and all(found.mean > 0 for curve in means.values() for found in curve.values())
+    scale: Scale = "log" if log else "linear"
+    opens = {cell.method: cell.chosen.id for cell in column.cells if cell.chosen}
+    series = tuple(
+        Series(method, "line", tuple(_point(epoch, found, scale, opens[method]) for epoch, found in curve.items()))
+        for method, curve in means.items()
+        if curve
+    )
+    label = ("training loss" if loss else column.metric.title) + (", log scale" if log else "")
+    digits, better = (4, "lower") if loss else (column.digits, column.metric.better)
+    return _chart(
+        column, quantity, "Training loss" if loss else "Learning curves", series,
+        Axis("epoch", integer=True, pad=0.01), Axis(label, scale, digits, better), SETTLED,
+    )  # fmt: skip
+
+
+def times(column: Column) -> Chart:
+    """The metric against the training time per epoch."""
+    series = []
+    for cell in column.cells:
+        best, seconds = cell.mean_std("best"), cell.chosen.seconds() if cell.chosen else None
+        if cell.chosen and best and seconds:
+            note = f"{words.seconds(seconds.mean)} s per epoch, n={best.n}"
+            point = _point(seconds.mean, best, "linear", cell.chosen.id, note, seconds.std)
+            series.append(Series(cell.method, "points", (point,), marked=True))
+    return _chart(column, "time", "Time against metric", series, Axis("training seconds per epoch"), _metric(column))
+
+
+def search(found: Landscape) -> Chart:
+    """Every configuration over one hyper-parameter; the line connects the best one at each value."""
+    series = []
+    for method, points in found.points.items():
+        ridge = dict(found.ridge(method))
+        for minor in (False, True):
+            shown = [(value, each) for value, each in points if (ridge[value] is not each) == minor]
+            drawn = [_point(x, s, "linear", c.id, _about(c)) for x, c in shown if (s := c.mean_std("best"))]
+            kind: Literal["line", "points"] = "points" if minor else "line"
+            series += [Series(method, kind, tuple(drawn), marked=True, minor=minor)] if drawn else []
+    return _chart(
+        found.column, f"search-{found.setting}", f"Search: {found.setting}", series,
+        Axis(f"{found.setting}, log scale", "log", pad=0.04), _metric(found.column),
+    )  # fmt: skip
+
+
+def profile_chart(found: Profile) -> Chart:
+    """The share of tasks on which each method is within a gap of the best."""
+    furthest = 108 * max(gap for gaps in found.gaps.values() for gap in gaps) or 1.0
+    series = []
+    for method, gaps in found.gaps.items():
+        stops = sorted({0.0, *(100 * gap for gap in gaps), furthest})
+        series.append(Series(method, "steps", tuple(Point(x, found.share(method, x / 100 + 1e-12)) for x in stops)))
+    tasks = words.plural(len(found.tasks), "task")
+    return Chart(
+        "profile", "", "", "", f"Performance profile: share of {tasks} within a gap of the best", tuple(series),
+        Axis("gap to the lowest cost, %; log scale above 1", "gap", 1, pad=0),
+        Axis(f"share of {tasks} within the gap", digits=2, better="higher", ends=(-0.03, 1.03)),
+    )  # fmt: skip
+
+
+def mean_curve(configuration: Configuration, quantity: Quantity, epochs: Iterable[int]) -> dict[int, MeanStd]:
+    """Mean and standard deviation at those of ``epochs`` that every counted seed has measured."""
+    rows = [dict(zip(run.curve.epochs, getattr(run.curve, quantity), strict=True)) for run in configuration.counted]
+    return {
+        epoch: mean_std([row[epoch] for row in rows])
+        for epoch in epochs
+        if rows and all(row.get(epoch) is not None for row in rows)
+    }
+
+
+def shown_epochs(column: Column, runs: int) -> list[int]:
+    """The epochs that a column's curves show, in a report of ``runs`` runs."""
+    return thinned(column.setup.epochs, max(_FEWEST, min(_MOST, _BUDGET // max(1, runs))))
+
+
+def thinned(epochs: int, points: int) -> list[int]:
+    """At most ``points`` epochs, evenly spaced from the first to the last; the same for every run of a column."""
+    if epochs <= points:
+        return list(range(1, epochs + 1))
+    return [1 + round(step * (epochs - 1) / (points - 1)) for step in range(points)]
+
+
+def in_json(chart: Chart, rounded: Callable[[float], float]) -> dict[str, Any]:
+    """The chart for the page's script: points as one list per field, fields without a value left out."""
+    return {
+        "name": chart.name, "label": chart.label, "about": chart.about, "settled": chart.settled,
+        "x": vars(chart.x), "y": vars(chart.y),
+        "series": [
+            {
+                "method": each.method, "kind": each.kind, "marked": each.marked, "minor": each.minor,
+                **_columns(each.points, rounded),
+            }
+            for each in chart.series
+        ],
+    }  # fmt: skip
+
+
+def _columns(points: Sequence[Point], rounded: Callable[[float], float]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("x", "y", "low", "high", "x_std"):
+        values = [getattr(point, name) for point in points]
+        if any(value is not None for value in values):
+            found[name] = [None if value is None else rounded(value) for value in values]
+    for name in ("opens", "note"):
+        texts = [getattr(point, name) for point in points]
+        if any(texts):
+            found[name] = texts[0] if len(set(texts)) == 1 else texts
+    return found
+
+
+def _point(
+    x: float, found: MeanStd, scale: Scale, opens: str, note: str = "", x_std: float | None = None
+) -> Point:  # fmt: skip
+    """On a log axis the band is symmetric on that axis: y - std may be negative, which the axis cannot show."""
+    mean, std = found.mean, found.std
+    if not std:
+        return Point(x, mean, x_std=x_std or None, opens=opens, note=note)
+    low = mean * mean / (mean + std) if scale == "log" else mean - std
+    return Point(x, mean, low, mean + std, x_std or None, opens, note)
+
+
+def _chart(
+    column: Column, name: str, label: str, series: Sequence[Series], x: Axis, y: Axis, settled: float = 0.0
+) -> Chart:
+    seeds = sorted({len(cell.chosen.counted) for cell in column.cells if cell.chosen})
+    n = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}"
+    subtitle = f"{column.setup.manner}; {n}; {column.metric.better} is better"
+    about = f"{column.title}: {y.label} over {x.label}"
+    return Chart(name, label, column.title, subtitle, about, tuple(series), x, y, settled)
+
+
+def _metric(column: Column) -> Axis:
+    return Axis(column.metric.title, digits=column.digits, better=column.metric.better)
+
+
+def _about(each: Configuration) -> str:
+    return f"n={len(each.counted)}; {words.settings(each.hyper)}"
