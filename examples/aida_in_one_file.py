@@ -1,7 +1,7 @@
 """Aida in one file: Algorithm 1 of the paper as a torch optimizer. Copy it into your project.
 
 Needs torch alone. One tensor at a time, plain tensor operations, decoupled weight decay as in AdamW. The package has
-the same update ten times as fast, with mixed precision, clipping, checkpoints and checks: pip install aida-optim
+the same update ten times as fast, with mixed precision, clipping, checkpoints and checks.
 """
 
 import torch

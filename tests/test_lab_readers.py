@@ -185,7 +185,7 @@ def test_without_spacy_and_cache_one_line_says_what_to_do():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.count("\n") == 1
-    assert "pip install aida-optim[data]" in said
+    assert "pip install '.[data]' in a clone" in said
     assert "tokens.pt" in said
 
 

@@ -323,9 +323,9 @@ def test_without_optuna_the_way_to_get_it_is_said(folder, monkeypatch):
     monkeypatch.setattr("aida_lab.search.storage.find_spec", lambda name: None)
     found = call("digits")
     assert found.exit_code == 2
-    assert found.output.strip() == "aida search needs Optuna: pip install aida-optim[search]"
+    assert found.output.strip() == "aida search needs Optuna: pip install '.[search]' in a clone"
     assert missing_packages("postgresql://host/db") == (
-        "aida search needs Optuna and psycopg: pip install aida-optim[search]"
+        "aida search needs Optuna and psycopg: pip install '.[search]' in a clone"
     )
 
 

@@ -54,7 +54,7 @@ def styled() -> Any:
         from matplotlib import rc_context
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "drawing a figure needs matplotlib: pip install aida-optim[lab]", name="matplotlib"
+            "drawing a figure needs matplotlib: pip install '.[lab]' in a clone", name="matplotlib"
         ) from None
     return rc_context(_STYLE)
 

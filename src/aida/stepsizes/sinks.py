@@ -111,7 +111,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ImportError("this sink needs TensorBoard: pip install aida-optim[tensorboard]") from None
+            raise ImportError("this sink needs TensorBoard: pip install '.[tensorboard]' in a clone") from None
         self._writer: Any = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
 
     def __call__(self, record: Record) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 try:
     import typer
 except ImportError:
-    print("the command line needs typer and rich: pip install aida-optim[lab]", file=sys.stderr)
+    print("the command line needs typer and rich: pip install '.[lab]' in a clone", file=sys.stderr)
     raise SystemExit(1) from None
 
 from aida_lab.cli.bench import bench_train
@@ -89,5 +89,5 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in _LAB:
             raise
-        print(f"this command needs {missing}: pip install aida-optim[lab]", file=sys.stderr)
+        print(f"this command needs {missing}: pip install '.[lab]' in a clone", file=sys.stderr)
         raise SystemExit(1) from None

@@ -222,7 +222,7 @@ def _check_log(log: str | None) -> None:
     if log not in (None, "tensorboard"):
         fail(f"--log {log!r} is not known; only tensorboard is")
     if log and not find_spec("tensorboard"):
-        fail("--log tensorboard needs TensorBoard: pip install aida-optim[tensorboard]")
+        fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
 
 
 def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:

@@ -76,7 +76,7 @@ def require_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "reading JPEG files needs Pillow: pip install aida-optim[data] (or: pip install pillow)", name="PIL"
+            "reading JPEG files needs Pillow: pip install '.[data]' in a clone (or: pip install pillow)", name="PIL"
         ) from None
 
 

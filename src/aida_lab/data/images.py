@@ -62,7 +62,7 @@ def digits() -> ImageSplits:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the digits come with scikit-learn: pip install aida-optim[lab]", name="sklearn"
+            "the digits come with scikit-learn: pip install '.[lab]' in a clone", name="sklearn"
         ) from None
 
     pixels, labels = load_digits(return_X_y=True)

@@ -138,7 +138,7 @@ def _spacy(language: str) -> Tokenizer:
         import spacy
     except ImportError:
         raise DataError(
-            "Multi30k is not tokenised yet, which needs spaCy once: pip install aida-optim[data]; or copy "
+            "Multi30k is not tokenised yet, which needs spaCy once: pip install '.[data]' in a clone; or copy "
             f"{CACHE} from the multi30k folder of a machine that has it"
         ) from None
     tokenizer = spacy.blank(language).tokenizer

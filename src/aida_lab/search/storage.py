@@ -34,7 +34,7 @@ def missing_packages(address: str | None) -> str:
     if address is not None and address.startswith("postgres"):
         needed["psycopg"] = "psycopg"
     missing = [title for module, title in needed.items() if find_spec(module) is None]
-    return f"aida search needs {' and '.join(missing)}: pip install aida-optim[search]" if missing else ""
+    return f"aida search needs {' and '.join(missing)}: pip install '.[search]' in a clone" if missing else ""
 
 
 class Storage:
