@@ -1,4 +1,4 @@
-"""Runs that do what their hyper-parameters say, for the tests of the queue: real processes, no training."""
+"""Runs for tests of the queue. They run in real processes without training; ``does`` selects what happens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stop: Stop)
     listen(Event("started", spec.key, state["epoch"], spec.epochs))
     if does == "raise":
         raise ValueError(f"seed {spec.seed} was asked to fail\nat length")
-    if does == "dead-gpu":  # as after a failed assertion in a kernel
+    if does == "dead-gpu":  # like after a failed assertion in a kernel
         sys.modules["aida_lab.workers.worker"].gpu_is_usable = lambda: False
         raise RuntimeError("CUDA error: device-side assert triggered")
     if does == "exit":

@@ -127,7 +127,7 @@ class Worker:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
         with pytest.MonkeyPatch.context() as patch:
             # without training there is nothing to collect, which takes half a second where so much is imported
-            patch.setattr("aida_lab.workers.attempt._tidy", lambda: None)
+            patch.setattr("aida_lab.workers.attempt._clean_up", lambda: None)
             Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""CUDA MPS around several processes: a daemon of our own, whose program is a stand-in here."""
+"""CUDA MPS for several processes, with a fake control program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from aida_lab.workers import mps
 
-#: As the real one answers: code 1 where no daemon listens in the folder that the environment names.
+#: Like the real program, exits with code 1 if no daemon runs in the folder that the environment names.
 CONTROL = """#!/bin/sh
 running="${CUDA_MPS_PIPE_DIRECTORY:-$FAKE_DEFAULT}/running"
 echo "$@" >> "$FAKE_LOG"
@@ -31,7 +31,7 @@ exit 0
 
 @pytest.fixture
 def control(tmp_path, monkeypatch):
-    """A folder that holds what the stand-in was told, in ``log``."""
+    """A folder with a fake control program, which writes the commands it gets to ``log``."""
     program = tmp_path / "bin" / "nvidia-cuda-mps-control"
     program.parent.mkdir()
     program.write_text(CONTROL)
@@ -45,11 +45,11 @@ def control(tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(folder: Path) -> list[str]:
+def commands(folder: Path) -> list[str]:
     return (folder / "log").read_text().split()
 
 
-def test_without_the_program_training_goes_on_and_one_line_says_so(monkeypatch, tmp_path):
+def test_without_the_program_training_continues_and_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with mps.shared_gpu() as sharing:
         assert sharing.report == (
@@ -58,14 +58,14 @@ def test_without_the_program_training_goes_on_and_one_line_says_so(monkeypatch, 
         assert not sharing.environment
 
 
-def test_a_daemon_of_our_own_has_private_folders_and_ends_with_us(control):
+def test_a_started_daemon_has_private_folders_and_stops_with_this_process(control):
     with mps.shared_gpu() as sharing:
         assert sharing.report == "CUDA MPS: started for these runs"
         folder = Path(sharing.environment["CUDA_MPS_PIPE_DIRECTORY"])
         assert (folder / "running").exists()
         assert folder.stat().st_mode & 0o077 == 0
         assert sharing.environment["CUDA_MPS_LOG_DIRECTORY"] == str(folder)
-    assert told(control)[-1] == "quit"
+    assert commands(control)[-1] == "quit"
     assert not folder.exists()
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
@@ -73,46 +73,46 @@ def test_a_daemon_of_our_own_has_private_folders_and_ends_with_us(control):
 @pytest.mark.parametrize(
     ("visible", "theirs"), [(None, None), ("3", "0"), ("2, 5", "0,1"), ("GPU-8f6e", None), ("", None)]
 )
-def test_devices_are_counted_as_the_daemon_shows_them(control, monkeypatch, visible, theirs):
+def test_devices_are_renumbered_as_the_daemon_shows_them(control, monkeypatch, visible, theirs):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with mps.shared_gpu() as sharing:
         assert sharing.environment.get("CUDA_VISIBLE_DEVICES") == theirs
 
 
-def test_a_daemon_that_runs_already_is_left_alone(control):
+def test_a_running_daemon_is_used_and_not_stopped(control):
     (control / "running").touch()
     with mps.shared_gpu() as sharing:
-        assert sharing.report == "CUDA MPS: the daemon that already runs is used"
-    assert told(control) == ["get_server_list"]
+        assert sharing.report == "CUDA MPS: using the daemon that already runs"
+    assert commands(control) == ["get_server_list"]
     assert (control / "running").exists()
 
 
 @pytest.mark.parametrize(
-    ("trouble", "line"),
+    ("problem", "line"),
     [("FAKE_BROKEN", "-d failed (no permission)"), ("client", "no process could open the GPU through it")],
 )
-def test_a_daemon_that_does_not_work_is_ended_and_not_used(control, monkeypatch, trouble, line):
-    monkeypatch.setenv("FAKE_BROKEN", "1" if trouble == "FAKE_BROKEN" else "")
-    if trouble == "client":
+def test_a_broken_daemon_is_stopped_and_not_used(control, monkeypatch, problem, line):
+    monkeypatch.setenv("FAKE_BROKEN", "1" if problem == "FAKE_BROKEN" else "")
+    if problem == "client":
         monkeypatch.setattr(mps, "_CLIENT", "raise SystemExit(1)")
     with mps.shared_gpu() as sharing:
         assert sharing.report.startswith("without CUDA MPS: ")
         assert line in sharing.report
         assert not sharing.environment
-        assert not sharing.held
-    if trouble == "client":
-        assert told(control)[-1] == "quit"
+        assert not sharing.fds
+    if problem == "client":
+        assert commands(control)[-1] == "quit"
 
 
-def test_the_daemon_stays_for_processes_that_still_save_and_ends_after_them(control):
-    """Killed, we cannot end it ourselves."""
+def test_the_daemon_runs_until_the_last_process_has_saved(control):
+    """A killed process cannot stop the daemon itself."""
     code = """
 import os, subprocess, sys, time
 from aida_lab.workers import mps
 mps._CLIENT = "pass"
 with mps.shared_gpu() as sharing:
-    subprocess.Popen(["sleep", "1.5"], pass_fds=sharing.held)
+    subprocess.Popen(["sleep", "1.5"], pass_fds=sharing.fds)
     print(sharing.environment["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
     time.sleep(60)
 """
@@ -125,11 +125,11 @@ with mps.shared_gpu() as sharing:
     end = time.monotonic() + 20
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.05)
-    assert told(control)[-1] == "quit"
+    assert commands(control)[-1] == "quit"
     assert not folder.exists()
 
 
-def test_the_client_takes_no_module_of_python_from_where_one_works(control, monkeypatch):
+def test_the_client_imports_no_module_from_the_working_directory(control, monkeypatch):
     monkeypatch.chdir(control)
     (control / "ctypes.py").write_text("raise SystemExit(1)")
     monkeypatch.setattr(mps, "_CLIENT", "import ctypes")

@@ -42,7 +42,7 @@ def test_a_run_that_another_process_has_is_waited_for_and_the_others_are_trained
 
     def listen(event):
         told.append(event)
-        if "waiting for other processes to end with 1 of the runs" in event.text:
+        if "waiting for other processes that train 1 of the runs" in event.text:
             assert read_run(tmp_path / second.key).state == "finished", "meanwhile"
             threading.Timer(0.3, held.close).start()
 

@@ -1,1 +1,1 @@
-"""Several runs, some at once: a queue, processes that outlive a run, a GPU that they share."""
+"""Train a queue of runs, in this process or in a pool of worker processes that share a GPU."""

@@ -1,4 +1,4 @@
-"""One run, tried: whatever happens to it becomes an event and an outcome, and another run can follow."""
+"""Try to train one run. Every error becomes an event and an outcome, so that the process can train the next run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from aida_lab.training.run import Interrupted
 
 State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy"]
 
-#: Trains one run: ``aida_lab.training.run.run``, or what stands for it in a test.
+#: Trains one run: ``aida_lab.training.run.run``, or a substitute in tests.
 Runner = Callable[[RunSpec, Path, Options, Listener], Mapping[str, Any]]
 RUNNER = "aida_lab.training.run:run"
 
-#: Seconds between two "step" events that are passed on: a display shows no more, and a step may take less than one.
-_PACE = 0.25
+#: Minimum seconds between two forwarded "step" events. Steps can be much shorter, and a display needs no more.
+_STEP_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Outcome:
 
     key: str
     state: State
-    #: One line, where it is not done.
+    #: One line; empty if the run is done.
     error: str = ""
 
     @property
     def done(self) -> bool:
-        """Whether the run has its result; one that diverged has."""
+        """Whether the run has a result. A diverged run has one."""
         return self.state in ("finished", "diverged", "skipped")
 
 
@@ -53,45 +53,45 @@ def runner_named(name: str) -> Runner:
 
 
 def attempt(spec: RunSpec, out: Path, options: Options, listen: Listener, runner: Runner) -> Outcome:
-    """Train a run, or go on with it. Raises nothing but KeyboardInterrupt, which is a second Ctrl-C."""
-    ear = _Ear(spec, listen, TensorboardLog(out / spec.key / "tensorboard") if options.tensorboard else None)
+    """Train or resume a run. Raises only KeyboardInterrupt, on a second Ctrl-C."""
+    forward = _Forwarder(spec, listen, TensorboardLog(out / spec.key / "tensorboard") if options.tensorboard else None)
     try:
-        with _warnings_as_notes(ear):
-            result = runner(spec, out, options, ear)
-        return Outcome(spec.key, "skipped" if ear.skipped else result["state"])
+        with _warnings_as_notes(forward):
+            result = runner(spec, out, options, forward)
+        return Outcome(spec.key, "skipped" if forward.skipped else result["state"])
     except Interrupted as stopped:
-        ear.say("interrupted")
+        forward.emit("interrupted")
         return Outcome(spec.key, "interrupted", str(stopped))
     except RunBusyError as error:
-        ear.say("note", str(error))
+        forward.emit("note", str(error))
         return Outcome(spec.key, "busy", str(error))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a SystemExit out of a step is a failure of that step
-        said = in_one_line(error)
-        if not isinstance(error, RunLostError):  # then the folder is another's
-            note_failure(spec, out, said, traceback.format_exc())
-        ear.say("failed", said)
-        return Outcome(spec.key, "failed", said)
+    except BaseException as error:  # also SystemExit: a step that exits has failed
+        message = _in_one_line(error)
+        if not isinstance(error, RunLostError):  # another process owns the folder after RunLostError
+            record_failure(spec, out, message, traceback.format_exc())
+        forward.emit("failed", message)
+        return Outcome(spec.key, "failed", message)
     finally:
-        ear.close()
-        _tidy()
+        forward.close()
+        _clean_up()
 
 
-def note_failure(spec: RunSpec, out: Path, error: str, trace: str) -> None:
-    """Keep in the run's folder why it broke, where that can be written."""
+def record_failure(spec: RunSpec, out: Path, error: str, trace: str) -> None:
+    """Write the error to the run's folder if the folder is writable and free."""
     with suppress(StoreError, RunBusyError), RunFolder.open(out, spec) as folder:
         if folder.result is None:
             folder.fail(error, trace)
 
 
-def in_one_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+def _in_one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def gpu_is_usable() -> bool:
-    """Whether this process can do more on its GPU: after some errors CUDA refuses everything until it ends."""
+    """Whether this process can still use its GPU. After some errors, CUDA fails until the process ends."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True
@@ -102,29 +102,29 @@ def gpu_is_usable() -> bool:
     return True
 
 
-class _Ear:
-    """Passes on what a run says, not too often, and remembers how far it is."""
+class _Forwarder:
+    """Forwards the events of a run, limits the rate of "step" events and keeps the last event."""
 
     def __init__(self, spec: RunSpec, listen: Listener, log: TensorboardLog | None) -> None:
         self._listen, self._log = listen, log
         self._last = Event("note", spec.key, epochs=spec.epochs)
-        self._spoken_at = 0.0
+        self._last_step = 0.0
         self.skipped = False
 
     def __call__(self, event: Event) -> None:
         if event.kind == "step":
             now = time.monotonic()
-            if now - self._spoken_at < _PACE:
+            if now - self._last_step < _STEP_INTERVAL:
                 return
-            self._spoken_at = now
+            self._last_step = now
         self._last = event
         self.skipped |= event.kind == "skipped"
         self._listen(event)
         if self._log is not None:
             self._log(event)
 
-    def say(self, kind: Any, text: str = "") -> None:
-        """Something about the run, at the point where it is."""
+    def emit(self, kind: Any, text: str = "") -> None:
+        """Send an event with the run's current epoch."""
         last = self._last
         self._listen(Event(kind, last.run, last.epoch, last.epochs, last.share, text=text))
 
@@ -134,30 +134,30 @@ class _Ear:
 
 
 @contextmanager
-def _warnings_as_notes(ear: _Ear) -> Iterator[None]:
-    """What the lab warns of, a damaged checkpoint say, belongs to the run; the rest goes where it always went."""
+def _warnings_as_notes(forward: _Forwarder) -> Iterator[None]:
+    """Turn warnings of the lab, such as a damaged checkpoint, into notes of the run. Others are shown as usual."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=UserWarning, module=r"aida_lab\.")
-        elsewhere = warnings.showwarning
+        show_others = warnings.showwarning
 
         def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
             if Path(filename).is_relative_to(Path(__file__).parents[1]):
-                ear.say("note", str(message))
+                forward.emit("note", str(message))
             else:
-                elsewhere(message, category, filename, lineno, *rest)
+                show_others(message, category, filename, lineno, *rest)
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 
-def _tidy() -> None:
-    """Leave the next run the process as this one found it."""
-    # what torch compiled it keeps by the code, which runs share: the next run would get kernels that depend on the
-    # shapes of this one, and after some recompilations none at all
+def _clean_up() -> None:
+    """Free what the run cached, so that it cannot affect the next run."""
+    # torch.compile caches by code object, which runs share: the next run would reuse kernels specialized on the
+    # shapes of this run, and reach the recompile limit after some runs
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # a GPU that refuses everything
+        with suppress(RuntimeError):  # the GPU is not usable
             torch.cuda.empty_cache()

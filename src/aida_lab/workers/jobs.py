@@ -1,8 +1,7 @@
-"""Many runs, some at once: a queue, and processes that outlive a run but not this one.
+"""Train a queue of runs, one after another in this process or several at once in a worker pool.
 
-Each run's failure is its own. A process that dies takes no other run along: its run is noted as failed and
-another process takes the rest of the queue. When this process ends, however it ends, the others save what
-they train and end too, for the pipe that they read their requests from is then closed.
+A failure affects one run only. If a worker dies, its run is recorded as failed and another worker continues with the
+queue. If this process ends in any way, the workers save their runs and exit, because their stdin is closed.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ from aida_lab.training.options import Options
 from aida_lab.training.provenance import changed_since
 from aida_lab.workers.attempt import RUNNER, Outcome, attempt, gpu_is_usable, runner_named
 from aida_lab.workers.mps import Sharing, shared_gpu
-from aida_lab.workers.pool import Crew, Orders
-from aida_lab.workers.worker import GRACE
+from aida_lab.workers.pool import WorkerConfig, WorkerPool
+from aida_lab.workers.worker import SAVE_TIMEOUT
 
-#: Seconds between two looks at processes that say nothing.
-_LOOK = 0.2
+#: Seconds between two polls of the workers or of locked run folders.
+_POLL = 0.2
 
-#: What numeric libraries take their number of threads from.
+#: Environment variables that set the number of threads of numeric libraries.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """How runs are worked off."""
+    """How to train a queue of runs."""
 
     out: Path
     options: Options
-    #: Runs at once; one is trained in this process, several have processes of their own.
+    #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
     jobs: int = 1
-    #: Function that trains, as ``module:function``.
+    #: Function that trains a run, as ``module:function``.
     runner: str = RUNNER
 
     def work(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
-        """Train the runs and yield how each ended, as it ends.
+        """Train the runs and yield the outcome of each when it ends.
 
-        ``specs`` is asked for the next run only when there is room for it, so that a search may decide late. A run
-        that comes twice is one. When ``stop`` is asked, the runs at hand are saved and no other begins.
+        The next item of ``specs`` is taken only when a worker is free, so that a search can decide late. Duplicates
+        are trained once. When ``stop`` is asked, current runs are saved and no other starts.
         """
         waiting = _each_once(specs)
         if self.jobs == 1:
-            yield from self._here(waiting, listen, stop)
+            yield from self._in_process(waiting, listen, stop)
             if stop.asked or gpu_is_usable():
                 return
-        yield from self._side_by_side(waiting, listen, stop)
+        yield from self._in_pool(waiting, listen, stop)
 
     def work_all(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
-        """As :meth:`work`; a run that another process has is waited for, and gone on with where that one left it."""
+        """Like :meth:`work`, but wait for runs that another process trains, and resume them if it stops early."""
         left = list(specs)
         while left:
             busy: dict[str, Outcome] = {}
@@ -74,68 +73,68 @@ class Jobs:
                     yield outcome
             left = [spec for spec in left if spec.key in busy]
             if left and not stop.asked:
-                listen(Event("note", "", text=f"waiting for other processes to end with {len(left)} of the runs"))
+                listen(Event("note", "", text=f"waiting for other processes that train {len(left)} of the runs"))
             while left and not stop.asked and all(is_held(self.out / spec.key / LOCK) for spec in left):
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
             if stop.asked:
                 yield from busy.values()
                 return
 
-    def _here(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
-        """In this process, as long as it can do it."""
+    def _in_process(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
+        """Train in this process as long as its GPU is usable."""
         runner = runner_named(self.runner)
         while not stop.asked and gpu_is_usable() and (spec := next(waiting, None)) is not None:
-            outcome = self._found(spec, listen) or attempt(spec, self.out, self.options, listen, runner)
+            outcome = self._skipped(spec, listen) or attempt(spec, self.out, self.options, listen, runner)
             if outcome.state == "interrupted":
                 stop.ask()
             yield outcome
 
-    def _side_by_side(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
-        with ExitStack() as machine:
-            crew = Crew(self.jobs, lambda: self._orders(machine, listen))
+    def _in_pool(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
+        with ExitStack() as resources:
+            pool = WorkerPool(self.jobs, lambda: self._worker_config(resources, listen))
             try:
                 while True:
-                    while not stop.asked and crew.has_room and (spec := next(waiting, None)) is not None:
-                        found = self._found(spec, listen)
-                        if found is None:
-                            crew.give(spec)
+                    while not stop.asked and pool.has_room and (spec := next(waiting, None)) is not None:
+                        outcome = self._skipped(spec, listen)
+                        if outcome is None:
+                            pool.submit(spec)
                         else:
-                            yield found
-                    if not crew.busy:
+                            yield outcome
+                    if not pool.busy:
                         return
                     if stop.asked:
-                        crew.stop()
-                    yield from crew.outcomes(listen, _LOOK)
+                        pool.stop()
+                    yield from pool.outcomes(listen, _POLL)
             finally:
-                crew.close(0.0 if stop.urgent else GRACE)
+                pool.close(0.0 if stop.urgent else SAVE_TIMEOUT)
 
-    def _orders(self, machine: ExitStack, listen: Listener) -> Orders:
-        """Prepare the machine for processes side by side."""
-        logs = Path(machine.enter_context(tempfile.TemporaryDirectory(prefix="aida-jobs-")))
+    def _worker_config(self, resources: ExitStack, listen: Listener) -> WorkerConfig:
+        """Create the log folder, start MPS if needed and return the configuration of the workers."""
+        logs = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="aida-jobs-")))
         sharing = Sharing("")
         if self.jobs > 1 and _is_on_gpu(self.options):
-            sharing = machine.enter_context(shared_gpu())
+            sharing = resources.enter_context(shared_gpu())
             listen(Event("note", "", text=sharing.report))
         environment = {**os.environ, **sharing.environment, "PYTHONPATH": _module_path()}
         options = replace(self.options, at_once=self.jobs)
         if options.threads is None and _THREADS[0] not in os.environ:
-            # by the number asked for, not by how many runs are left: another number of threads gives other bits
+            # depends on --jobs, not on the runs that are left: results differ in their last bits with the thread count
             options = replace(options, threads=max(cores() // self.jobs, 1))
         if options.threads is not None:
             environment.update(dict.fromkeys(_THREADS, str(options.threads)))
-        return Orders(self.out, options, self.runner, logs, environment, sharing.held)
+        return WorkerConfig(self.out, options, self.runner, logs, environment, sharing.fds)
 
-    def _found(self, spec: RunSpec, listen: Listener) -> Outcome | None:
-        """The outcome of a run that needs no process to be done; None where it has work to do."""
+    def _skipped(self, spec: RunSpec, listen: Listener) -> Outcome | None:
+        """Skip a run that has its result and return the outcome; None if the run must be opened."""
         folder = self.out / spec.key
         record = read_run(folder) if folder.is_dir() else None
-        if record is None or record.state not in DONE or self._has_work(folder, spec):
+        if record is None or record.state not in DONE or self._must_open(folder, spec):
             return None
         listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=record.result or {}))
         return Outcome(spec.key, "skipped")
 
-    def _has_work(self, folder: Path, spec: RunSpec) -> bool:
-        """Whether a run that has its result is to be opened: for checkpoints left by a kill, or other code or data."""
+    def _must_open(self, folder: Path, spec: RunSpec) -> bool:
+        """Whether a finished run must be opened: it has leftover checkpoints, or its code or data changed since."""
         if (folder / CHECKPOINTS).exists():
             return True
         with suppress(StoreError):
@@ -144,7 +143,7 @@ class Jobs:
 
 
 def _module_path() -> str:
-    """Where modules are found here; but the folder we work in comes last, so that a random.py there replaces none."""
+    """The module search path with the working directory last, so that a random.py there shadows no module."""
     here = os.getcwd()
     others = [path for path in sys.path if path not in ("", here)]
     return os.pathsep.join([*others, here] if len(others) < len(sys.path) else others)
@@ -159,12 +158,12 @@ def _each_once(specs: Iterable[RunSpec]) -> Iterator[RunSpec]:
 
 
 def _is_on_gpu(options: Options) -> bool:
-    # asked without opening the GPU: this process would hold memory on it, and share it outside of MPS
+    # must not initialize CUDA: this process would hold GPU memory, and use the GPU outside of MPS
     return options.device.startswith("cuda") if options.device is not None else torch.cuda.is_available()
 
 
 def cores() -> int:
-    """Cores this process may use, which a container may have fewer of than the machine."""
+    """Number of CPU cores that this process may use; a container may have fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""CUDA MPS for several training processes on one GPU: their kernels then run side by side, not in turns.
+"""Start CUDA MPS, so that kernels of several training processes run concurrently on one GPU.
 
-A daemon of our own is started with private folders and ends with the last process that uses it, even if
-this one is killed. Where MPS cannot be had, training goes on without it; one line says which.
+The daemon uses private folders and exits with the last process that uses it, even if this process is killed.
+If MPS is not available, training continues without it and one line says why.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 
 _CONTROL = "nvidia-cuda-mps-control"
 
-#: Seconds a command of the daemon may take before it counts as not working.
-_PATIENCE = 30.0
+#: Timeout of a command of the daemon in seconds.
+_TIMEOUT = 30.0
 
-#: Ends the daemon when the last holder of its stdin has gone. A shell, so that it outlives a killed parent.
+#: Stops the daemon when no process holds the other end of its stdin. A shell process survives a killed parent.
 _GUARD = 'cat; echo quit | "$0"; rm -rf "$1"'
 
-#: A client that does no more than open the GPU: a daemon may start and its server still fail, in containers say.
+#: A client that only opens the GPU. In containers, for example, the daemon can start and its server still fail.
 _CLIENT = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -38,78 +38,78 @@ sys.exit(int(cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
 class Sharing:
     """How processes share the GPU."""
 
-    #: What was found or started, for the user.
+    #: One line for the user: whether MPS is used, or why not.
     report: str
-    #: For the environment of each process.
+    #: Environment variables to set in each process.
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: File descriptors each process inherits: while one is open, the daemon stays.
-    held: tuple[int, ...] = ()
+    #: File descriptors that each process inherits. The daemon runs as long as one is open.
+    fds: tuple[int, ...] = ()
 
 
 @contextmanager
 def shared_gpu() -> Iterator[Sharing]:
-    """Start MPS for the processes that are made inside, where it can be had."""
+    """Start MPS, if available, for the processes that are started inside the context."""
     control = shutil.which(_CONTROL)
     if control is None:
         yield Sharing(f"without CUDA MPS: {_CONTROL} is not installed; the runs take turns on the GPU")
         return
     if _answers(control, os.environ):
-        yield Sharing("CUDA MPS: the daemon that already runs is used")
+        yield Sharing("CUDA MPS: using the daemon that already runs")
         return
     folder = Path(tempfile.mkdtemp(prefix="aida-mps-", dir=_short_folder()))
     pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
     environment = {**os.environ, **pipes}
     clients = {**pipes, **_renumbered(os.environ.get("CUDA_VISIBLE_DEVICES", ""))}
-    watched, held = os.pipe()
+    read_end, write_end = os.pipe()
     guard = subprocess.Popen(
         ["sh", "-c", _GUARD, control, str(folder)],
-        stdin=watched,
+        stdin=read_end,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
         start_new_session=True,
     )
-    os.close(watched)
+    os.close(read_end)
     try:
-        trouble = _start(control, environment, folder) or _open_gpu({**environment, **clients})
-        if trouble:
-            yield Sharing(f"without CUDA MPS: {trouble}; the runs take turns on the GPU")
+        problem = _start(control, environment, folder) or _open_gpu({**environment, **clients})
+        if problem:
+            yield Sharing(f"without CUDA MPS: {problem}; the runs take turns on the GPU")
         else:
-            yield Sharing("CUDA MPS: started for these runs", clients, (held,))
+            yield Sharing("CUDA MPS: started for these runs", clients, (write_end,))
     finally:
-        os.close(held)
-        with suppress(subprocess.TimeoutExpired):  # a process still holds on: the guard ends the daemon after it
-            guard.wait(timeout=_PATIENCE)
+        os.close(write_end)
+        with suppress(subprocess.TimeoutExpired):  # a process still uses the daemon; the guard stops it later
+            guard.wait(timeout=_TIMEOUT)
 
 
 def _start(control: str, environment: Mapping[str, str], folder: Path) -> str:
-    """Start the daemon; returns what went wrong, empty for nothing."""
-    said = folder / "start.log"
+    """Start the daemon. Returns the error message, empty on success."""
+    output = folder / "start.log"
     try:
-        # to a file: the daemon keeps its output open, and a pipe would have no end
-        with said.open("wb") as log:
+        # a file: the daemon keeps its output open, so a pipe would never reach its end
+        with output.open("wb") as log:
             code = subprocess.run(
-                [control, "-d"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_PATIENCE
+                [control, "-d"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_TIMEOUT
             ).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{_CONTROL} does not work here ({error})"
-    last = said.read_text(errors="replace").strip().splitlines()[-1:]
+    last = output.read_text(errors="replace").strip().splitlines()[-1:]
     return f"{_CONTROL} -d failed" + "".join(f" ({line})" for line in last) if code else ""
 
 
 def _open_gpu(environment: Mapping[str, str]) -> str:
-    """Open the GPU through the daemon, in a process; returns what went wrong, empty for nothing."""
+    """Open the GPU through the daemon in a test process. Returns the error message, empty on success."""
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _CLIENT], env=environment, capture_output=True, timeout=_PATIENCE
+            [sys.executable, "-I", "-c", _CLIENT], env=environment, capture_output=True, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return f"its daemon started, but a process waited {_PATIENCE:g} s for the GPU in vain"
+        return f"its daemon started, but opening the GPU through it took more than {_TIMEOUT:g} s"
     return "its daemon started, but no process could open the GPU through it" if done.returncode else ""
 
 
 def _renumbered(visible: str) -> dict[str, str]:
-    """The daemon shows its clients only the devices it sees itself, counted from 0."""
+    """Renumber devices from 0, because clients see only the devices that the daemon sees."""
     devices = visible.split(",")
     if not all(device.strip().isdecimal() for device in devices):
         return {}
@@ -117,10 +117,10 @@ def _renumbered(visible: str) -> dict[str, str]:
 
 
 def _answers(control: str, environment: Mapping[str, str]) -> bool:
-    """Whether a daemon runs that processes of this environment would find."""
+    """Whether a daemon already runs that processes with this environment would use."""
     try:
         asked = subprocess.run(
-            [control], input=b"get_server_list\n", env=environment, capture_output=True, timeout=_PATIENCE
+            [control], input=b"get_server_list\n", env=environment, capture_output=True, timeout=_TIMEOUT
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -128,6 +128,6 @@ def _answers(control: str, environment: Mapping[str, str]) -> bool:
 
 
 def _short_folder() -> str:
-    # the address of a socket has room for about a hundred bytes
+    # the path of a Unix socket is limited to about 100 bytes
     found = tempfile.gettempdir()
     return found if len(found) < 60 else "/tmp"

@@ -1,4 +1,4 @@
-"""The processes that train side by side: started, given runs, listened to, replaced when they die."""
+"""A pool of worker processes: starts them, assigns runs, receives events and replaces workers that die."""
 
 from __future__ import annotations
 
@@ -19,115 +19,115 @@ from typing import Any
 from aida_lab.events import Event, Listener
 from aida_lab.spec import RunSpec
 from aida_lab.training.options import Options
-from aida_lab.workers.attempt import Outcome, note_failure
-from aida_lab.workers.worker import GRACE, request
+from aida_lab.workers.attempt import Outcome, record_failure
+from aida_lab.workers.worker import request
 
-#: Not ``-m``, which would look for all modules in the folder we work in first; and ``-P`` came with Python 3.11.
+#: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main()"
 
-#: How much of what a dead process wrote is kept with its run.
+#: Number of log lines of a dead worker that are kept with its run.
 _TAIL = 50
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What all processes of a crew have in common."""
+class WorkerConfig:
+    """What all workers of a pool have in common."""
 
     out: Path
     options: Options
-    #: Function that trains, as ``module:function``.
+    #: Function that trains a run, as ``module:function``.
     runner: str
-    #: Where each writes what is printed in it.
+    #: Folder for the output of the workers.
     logs: Path
     environment: Mapping[str, str]
-    #: Descriptors that each inherits.
-    held: tuple[int, ...] = ()
+    #: File descriptors that each worker inherits.
+    fds: tuple[int, ...] = ()
 
 
 class Worker:
-    """One process, as its employer sees it."""
+    """One worker process, seen from the pool."""
 
-    def __init__(self, orders: Orders, number: int) -> None:
+    def __init__(self, config: WorkerConfig, number: int) -> None:
         self.run: RunSpec | None = None
-        #: Whether it will say nothing more.
-        self.silent = False
-        self._orders = orders
-        self._log = orders.logs / f"worker-{number}.log"
-        self._log_before = 0
+        #: Whether the worker has closed its event pipe.
+        self.closed = False
+        self._config = config
+        self._log = config.logs / f"worker-{number}.log"
+        self._log_start = 0
         self._unread = b""
-        self.events, theirs = os.pipe()
+        self.events, write_end = os.pipe()
         os.set_blocking(self.events, False)
-        command = [sys.executable, "-c", _START, "--events", str(theirs), "--runner", orders.runner]
+        command = [sys.executable, "-c", _START, "--events", str(write_end), "--runner", config.runner]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=orders.environment,
-                pass_fds=(theirs, *orders.held),
-                start_new_session=True,  # a Ctrl-C is for its employer, who tells it to save
+                env=config.environment,
+                pass_fds=(write_end, *config.fds),
+                start_new_session=True,  # Ctrl-C reaches only the pool, which asks the worker to save
             )
-        os.close(theirs)
+        os.close(write_end)
 
-    def give(self, spec: RunSpec) -> None:
+    def assign(self, spec: RunSpec) -> None:
         self.run = spec
-        self._log_before = self._log.stat().st_size
-        self.tell(request(spec, self._orders.out, self._orders.options))
+        self._log_start = self._log.stat().st_size
+        self.send(request(spec, self._config.out, self._config.options))
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         assert self.process.stdin is not None
-        with suppress(OSError):  # it died: its end is noticed where all ends are
+        with suppress(OSError):  # the worker died: the pool reaps it later
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
-        """What it has said by now."""
+        """Read the messages that have arrived."""
         while True:
             try:
                 read = os.read(self.events, 1 << 16)
             except BlockingIOError:
                 break
             if not read:
-                self.silent = True
+                self.closed = True
                 break
             self._unread += read
         *lines, self._unread = self._unread.split(b"\n")
         yield from map(json.loads, lines)
 
-    def end_in_words(self) -> str:
-        """How it died, in one line."""
+    def exit_message(self) -> str:
+        """How the worker died, in one line."""
         code = self.process.returncode
         if code < 0:
             name = signal.Signals(-code).name
             how = f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         else:
             how = f"ended with code {code}"
-        said = self.tail()
-        return f"the process that trained it {how}" + (f"; it said: {said[-1]}" if said else "")
+        lines = self.tail()
+        return f"the worker process {how}" + (f"; its last output: {lines[-1]}" if lines else "")
 
     def tail(self) -> list[str]:
-        """The last lines it printed while it had its run."""
+        """The last lines that the worker printed during its current run."""
         with self._log.open("rb") as log:
-            log.seek(self._log_before)
+            log.seek(self._log_start)
             return log.read().decode(errors="replace").strip().splitlines()[-_TAIL:]
 
-    def dismiss(self) -> None:
-        """Nothing more will come: it saves what it trains, and ends."""
+    def close_stdin(self) -> None:
+        """Make the worker save its run and exit."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
 
 
-class Crew:
-    """At most ``size`` processes; a new one is started when a run comes and none is free.
+class WorkerPool:
+    """At most ``size`` workers. A new one is started if a run is submitted and no worker is free.
 
-    ``orders`` is asked before the first one is: where no run has work to do, nothing is prepared.
+    ``config`` is called when the first worker starts, so that nothing is prepared if there is nothing to train.
     """
 
-    def __init__(self, size: int, orders: Callable[[], Orders]) -> None:
+    def __init__(self, size: int, config: Callable[[], WorkerConfig]) -> None:
         self._size = size
-        self._orders = cache(orders)
+        self._config = cache(config)
         self._workers: list[Worker] = []
         self._started = 0
         self._stopping = False
@@ -141,34 +141,34 @@ class Crew:
     def has_room(self) -> bool:
         return len(self._workers) < self._size or any(worker.run is None for worker in self._workers)
 
-    def give(self, spec: RunSpec) -> None:
+    def submit(self, spec: RunSpec) -> None:
         free = next((worker for worker in self._workers if worker.run is None), None)
-        (free or self._hire()).give(spec)
+        (free or self._start()).assign(spec)
 
-    def outcomes(self, listen: Listener, patience: float) -> list[Outcome]:
-        """Pass on what happens, for so many seconds at most; returns what ended."""
+    def outcomes(self, listen: Listener, timeout: float) -> list[Outcome]:
+        """Wait at most ``timeout`` seconds for messages, forward events and return the outcomes of runs that ended."""
         ended: list[Outcome] = []
-        for key, _ in self._selector.select(patience):
-            ended += self._hear(key.data, listen)
+        for key, _ in self._selector.select(timeout):
+            ended += self._receive(key.data, listen)
         for worker in list(self._workers):
             if worker.process.poll() is not None:
-                ended += self._hear(worker, listen)
-                ended += self._bury(worker, listen)
+                ended += self._receive(worker, listen)
+                ended += self._reap(worker, listen)
         return ended
 
     def stop(self) -> None:
-        """Ask every process to save its run and to stop it; once is enough."""
+        """Ask every worker to save its run and to stop. Later calls do nothing."""
         if not self._stopping:
             self._stopping = True
             for worker in self._workers:
-                worker.tell({"stop": True})
+                worker.send({"stop": True})
 
-    def close(self, patience: float = GRACE) -> None:
-        """Let all go: each may save its run first, for so many seconds; then it is killed."""
-        end = time.monotonic() + patience
+    def close(self, timeout: float) -> None:
+        """Give the workers ``timeout`` seconds to save their runs and exit, then kill them."""
+        end = time.monotonic() + timeout
         try:
             for worker in self._workers:
-                worker.dismiss()
+                worker.close_stdin()
             for worker in self._workers:
                 with suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(end - time.monotonic(), 0.0))
@@ -176,17 +176,17 @@ class Crew:
             for worker in list(self._workers):
                 worker.process.kill()
                 worker.process.wait()
-                self._forget(worker)
+                self._remove(worker)
             self._selector.close()
 
-    def _hire(self) -> Worker:
-        worker = Worker(self._orders(), self._started)
+    def _start(self) -> Worker:
+        worker = Worker(self._config(), self._started)
         self._started += 1
         self._workers.append(worker)
         self._selector.register(worker.events, selectors.EVENT_READ, worker)
         return worker
 
-    def _hear(self, worker: Worker, listen: Listener) -> list[Outcome]:
+    def _receive(self, worker: Worker, listen: Listener) -> list[Outcome]:
         ended: list[Outcome] = []
         for message in worker.messages():
             if "event" in message:
@@ -197,25 +197,25 @@ class Crew:
                 if not message["usable"]:
                     worker.process.kill()
                     worker.process.wait()
-        if worker.silent and worker.events in self._selector.get_map():
-            self._selector.unregister(worker.events)  # else it would be ready all the time until the process is gone
+        if worker.closed and worker.events in self._selector.get_map():
+            self._selector.unregister(worker.events)  # a closed pipe is always ready, which would make the pool spin
         return ended
 
-    def _bury(self, worker: Worker, listen: Listener) -> list[Outcome]:
-        self._forget(worker)
+    def _reap(self, worker: Worker, listen: Listener) -> list[Outcome]:
+        self._remove(worker)
         if worker.run is None:
             return []
-        if self._stopping and worker.process.returncode == 0:  # it was still starting when it was told to stop
+        if self._stopping and worker.process.returncode == 0:  # it was still starting when it was asked to stop
             listen(Event("interrupted", worker.run.key, epochs=worker.run.epochs))
-            return [Outcome(worker.run.key, "interrupted", "stopped before it began")]
-        said = worker.end_in_words()
-        note_failure(worker.run, self._orders().out, said, "\n".join(worker.tail()))
-        listen(Event("failed", worker.run.key, epochs=worker.run.epochs, text=said))
-        return [Outcome(worker.run.key, "failed", said)]
+            return [Outcome(worker.run.key, "interrupted", "stopped before it started")]
+        message = worker.exit_message()
+        record_failure(worker.run, self._config().out, message, "\n".join(worker.tail()))
+        listen(Event("failed", worker.run.key, epochs=worker.run.epochs, text=message))
+        return [Outcome(worker.run.key, "failed", message)]
 
-    def _forget(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> None:
         self._workers.remove(worker)
-        worker.dismiss()
+        worker.close_stdin()
         if worker.events in self._selector.get_map():
             self._selector.unregister(worker.events)
         os.close(worker.events)

@@ -1,8 +1,7 @@
 """A process that trains one run after another for :mod:`aida_lab.workers.pool`.
 
-Requests come as JSON lines on stdin; what happens goes back as JSON lines on a pipe of its own, so that
-nothing a library prints can get between. The end of stdin means that nobody waits any more: the run at hand
-is saved and the process ends.
+It reads requests as JSON lines from stdin and writes events and outcomes as JSON lines to a separate pipe, so that the
+output of libraries cannot mix with them. When stdin closes, it saves the current run and exits.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import RUNNER, attempt, gpu_is_usable, runner_named
 
-#: Seconds a run may take to save itself once nobody waits any more.
-GRACE = 120.0
+#: Seconds that a run may take to save itself after stdin has closed.
+SAVE_TIMEOUT = 120.0
 
 
 def request(spec: RunSpec, out: Path, options: Options) -> dict[str, Any]:
-    """What makes a worker train a run."""
+    """Encode a request to train a run."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
     return {"spec": spec.to_json(), "out": str(out), "options": settings}
 
 
 def read_request(content: Mapping[str, Any]) -> tuple[RunSpec, Path, Options]:
-    """What :func:`request` was made of."""
+    """Decode the result of :func:`request`."""
     paths = {each.name for each in fields(Options) if "Path" in str(each.type)}
     options: dict[str, Any] = {
         name: Path(value) if name in paths and value is not None else value
@@ -48,7 +47,7 @@ def read_request(content: Mapping[str, Any]) -> tuple[RunSpec, Path, Options]:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    # not through sys.stdin: a thread that waits in it holds its lock, which the interpreter needs to end
+    # not sys.stdin: a blocked reader thread holds its lock, which the interpreter needs at exit
     unread = b""
     while read := os.read(descriptor, 1 << 16):
         *lines, unread = (unread + read).split(b"\n")
@@ -56,18 +55,18 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 class Requests:
-    """Reads requests in a thread, so that a request to stop reaches a process that trains."""
+    """Reads requests in a thread, so that a request to stop arrives during training."""
 
     def __init__(self, descriptor: int) -> None:
         self._lines = _lines(descriptor)
         self._waiting: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
-        #: Holds for the run that trains, too. A signal between two runs ends the process.
+        #: Also stops the current run. A signal between two runs ends the process.
         self.stop = Stop(when_asked=lambda: self._waiting.put(None))
         threading.Thread(target=self._read, daemon=True).start()
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        while (found := self._waiting.get()) is not None and not self.stop.asked:
-            yield found
+        while (content := self._waiting.get()) is not None and not self.stop.asked:
+            yield content
 
     def _read(self) -> None:
         for line in self._lines:
@@ -78,35 +77,35 @@ class Requests:
         self.stop.ask()
         self._waiting.put(None)
         for _ in self._lines:
-            pass  # stopped, but the pool still waits for the outcome
-        time.sleep(GRACE)
+            pass  # until stdin closes, the pool still waits for the outcome
+        time.sleep(SAVE_TIMEOUT)
         os._exit(1)
 
 
 def main() -> None:
-    """Serve until the requests end."""
-    words = argparse.ArgumentParser(prog="aida_lab.workers.worker", description=__doc__)
-    words.add_argument("--events", type=int, required=True, help="descriptor of the pipe that takes what happens")
-    words.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
-    given = words.parse_args()
-    faulthandler.enable()  # a crash in C leaves its Python lines in the log
-    runner = runner_named(given.runner)
-    # where nobody listens any more, the end of stdin says what to do about it
-    with suppress(BrokenPipeError), os.fdopen(given.events, "w", encoding="utf-8") as pipe:
+    """Train the requested runs until stdin closes."""
+    parser = argparse.ArgumentParser(prog="aida_lab.workers.worker", description=__doc__)
+    parser.add_argument("--events", type=int, required=True, help="file descriptor of the pipe for events")
+    parser.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    faulthandler.enable()  # a crash in C code writes the Python stack to the log
+    runner = runner_named(args.runner)
+    # if the pool is gone, stdin closes as well, which stops this process
+    with suppress(BrokenPipeError), os.fdopen(args.events, "w", encoding="utf-8") as pipe:
 
         def send(message: Mapping[str, Any]) -> None:
             with suppress(BrokenPipeError):
                 pipe.write(json.dumps(message) + "\n")
                 pipe.flush()
 
-        def tell(event: Event) -> None:
+        def forward(event: Event) -> None:
             send({"event": {**vars(event), "row": dict(event.row)}})
 
         requests = Requests(sys.stdin.fileno())
         with requests.stop:
             for content in requests:
                 spec, out, options = read_request(content)
-                outcome = attempt(spec, out, options, tell, runner)
+                outcome = attempt(spec, out, options, forward, runner)
                 usable = gpu_is_usable()
                 send({"outcome": asdict(outcome), "usable": usable})
                 if not usable:
