@@ -1,4 +1,4 @@
-"""What the tests of searches share: runs without training, workers in processes of their own, what a storage holds."""
+"""Helpers for the tests of searches: runs without training, workers in processes, contents of a storage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from aida_lab.training.options import Options
 from aida_lab.workers.jobs import Jobs
 from store_cases import PROCESSES
 
-#: What a worker imports, once for all workers.
+#: Modules that are imported once for all worker processes.
 PROCESSES.set_forkserver_preload(
     [
         "pytest",
@@ -57,14 +57,14 @@ DIGITS = find_experiment("digits")
 
 
 def new_storage(folder: Path) -> str:
-    """The address of an SQLite storage without studies."""
+    """Create an SQLite storage without studies and return its address."""
     (folder / "search.db").write_bytes(_empty())
     return sqlite_in(folder)
 
 
 @cache
 def _empty() -> bytes:
-    """Most of a second to make, once."""
+    """Cached, because creating the tables takes most of a second."""
     with tempfile.TemporaryDirectory() as folder:
         Storage(sqlite_in(Path(folder))).close()
         return (Path(folder) / "search.db").read_bytes()
@@ -77,7 +77,7 @@ def plan(optimizer: str = "sgd", over: dict[str, tuple[Any, ...]] | None = None,
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], None]) -> dict[str, Any]:
-    """No training: a rate of 0.1 is the best, of 2 breaks, and above diverges; 0.3 diverges after two epochs."""
+    """A run without training: lr 0.1 is best, 2 fails, more than 2 diverges; 0.3 diverges after two epochs."""
     lr = spec.hyper["lr"]
     with RunFolder.open(out, spec) as folder:
         if folder.result is not None:
@@ -87,7 +87,7 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], No
         folder.load()
         listen(Event("started", spec.key, 0, spec.epochs))
         if lr == 2:
-            raise ValueError("a rate of 2 breaks")
+            raise ValueError("lr 2 fails")
         rows = []
         for epoch in range(1, spec.epochs + 1):
             accuracy = 90 - 5 * abs(math.log10(lr) + 1) + epoch / spec.epochs + spec.seed / 10
@@ -106,27 +106,27 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Callable[[Event], No
 
 
 def interrupted_again(*_: object) -> dict[str, Any]:
-    """A run that is saving itself when Ctrl-C comes for the second time."""
+    """A run that gets a second Ctrl-C while it saves."""
     raise KeyboardInterrupt
 
 
 class Worker:
-    """One worker on some searches, in this process, without training."""
+    """A worker on some searches in this process, without training."""
 
-    def __init__(self, plans: Sequence[Plan], out: Path, address: str, grace: float = 60.0) -> None:
+    def __init__(self, plans: Sequence[Plan], out: Path, address: str, timeout: float = 60.0) -> None:
         self.events: list[Event] = []
         self.listen: Callable[[Event], object] = self.events.append
         self.expected: list[RunSpec] = []
         self.stop = Stop()
         self.storage = Storage(address)
-        self.register = Register(self.storage, grace)
+        self.register = Register(self.storage, timeout)
         self.searches = [Search(each, self.register) for each in plans]
         self._out = out
 
     def carry_out(self, runner: str = "search_cases:run", jobs: int = 1) -> None:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
         with pytest.MonkeyPatch.context() as patch:
-            # without training there is nothing to collect, which takes half a second where so much is imported
+            # without training there is nothing to free, and gc takes half a second with so many imports
             patch.setattr("aida_lab.workers.attempt._clean_up", lambda: None)
             Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 
@@ -136,8 +136,8 @@ class Worker:
 
 
 @contextmanager
-def worker(plans: Sequence[Plan], out: Path, address: str, grace: float = 60.0) -> Iterator[Worker]:
-    made = Worker(plans, out, address, grace)
+def worker(plans: Sequence[Plan], out: Path, address: str, timeout: float = 60.0) -> Iterator[Worker]:
+    made = Worker(plans, out, address, timeout)
     try:
         yield made
     finally:
@@ -145,7 +145,7 @@ def worker(plans: Sequence[Plan], out: Path, address: str, grace: float = 60.0) 
 
 
 def trials(address: str, study: str | None = None) -> list[FrozenTrial]:
-    """Those of a study, or of all."""
+    """The trials of one study, or of all studies."""
     rdb = _opened(address).rdb
     studies = [each for each in rdb.get_all_studies() if study in (None, each.study_name)]
     return [trial for each in studies for trial in rdb.get_all_trials(each._study_id)]
@@ -153,12 +153,12 @@ def trials(address: str, study: str | None = None) -> list[FrozenTrial]:
 
 @cache
 def _opened(address: str) -> Storage:
-    """Asked again and again while a test waits."""
+    """Cached, because tests poll it."""
     return Storage(address)
 
 
 def complete(found: Sequence[FrozenTrial]) -> Counter[str]:
-    """How often each configuration was measured."""
+    """Count how often each configuration was measured."""
     done = [trial for trial in found if trial.state == TrialState.COMPLETE]
     return Counter(as_text(trial.user_attrs[CONFIGURATION]) for trial in done)
 
@@ -175,12 +175,12 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def rows(out: Path) -> int:
-    """Epochs on all curves."""
+    """Number of epochs on all curves."""
     return sum(path.read_bytes().count(b"\n") for path in out.glob("*/curve.jsonl"))
 
 
 def command(words: Sequence[str], log: Path, system: str) -> None:
-    """``aida search`` with these words, on a machine of that name: what happens in the process of a worker."""
+    """Run ``aida search`` with these arguments, on a machine with the name ``system``."""
     import torch
 
     from aida_lab.cli import app
@@ -199,7 +199,7 @@ def command(words: Sequence[str], log: Path, system: str) -> None:
 
 @contextmanager
 def started(words: Sequence[str], log: Path, system: str = "") -> Iterator[BaseProcess]:
-    """A worker; killed at the end where it still runs."""
+    """Start a worker process, and kill it at the end."""
     process = PROCESSES.Process(target=command, args=(list(words), log, system))
     process.start()
     try:
@@ -210,7 +210,7 @@ def started(words: Sequence[str], log: Path, system: str = "") -> Iterator[BaseP
 
 
 def ends_well(process: BaseProcess, log: Path) -> str:
-    """What it printed."""
+    """Wait for a process, check that it succeeded and return its output."""
     process.join(90)
     said = log.read_text()
     assert process.exitcode == 0, said

@@ -1,4 +1,4 @@
-"""The protocol of a search by one worker: every configuration once, the best repeated, and whatever may go wrong."""
+"""A search by one worker: it measures every configuration once, repeats the best one and handles failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def address(tmp_path):
 
 
 def findings(made, out, address, runner="search_cases:run"):
-    """Of a search that one worker carries out, and the worker."""
+    """Carry out a search with one worker; return its findings and the worker."""
     with worker([made], out, address) as ours:
         ours.carry_out(runner)
         return ours.searches[0].findings(), ours
@@ -47,7 +47,7 @@ def test_every_configuration_is_measured_once_and_the_best_repeated(tmp_path, ad
     assert [row.spec for row in found.repetitions] == [made.repetition(found.best.spec, seed) for seed in (0, 1)]
     assert (found.spread("best").mean, found.spread("best").n) == (pytest.approx(91.05), 2)
     assert found.spread("best").std == pytest.approx(0.1 / 2**0.5)
-    # runs are ordinary ones, and trials name them; a repetition that was a search run is not trained again
+    # trials name ordinary runs; a repetition that was a search run is not trained again
     runs = {record.path.name: record for record in scan(tmp_path)}
     assert set(runs) == {trial.user_attrs[RUN] for trial in trials(address)}
     assert len(runs) == 3 + 1 == len([event for event in ours.events if event.kind == "started"])
@@ -88,31 +88,31 @@ def test_a_run_that_was_trained_before_is_not_trained_again(tmp_path, address):
     assert {event.kind for event in ours.events} == {"skipped"}
 
 
-def test_what_diverges_is_the_worst(tmp_path, address):
+def test_a_diverged_configuration_is_the_worst(tmp_path, address):
     found, _ = findings(plan(over={"lr": (10.0, 1e-4)}), tmp_path, address)
     assert [row.state for row in found.rows] == ["diverged", "finished"]
     assert found.rows[0].measured.best > found.rows[1].measured.best
     assert found.best.configuration == {"lr": 1e-4}
 
 
-def test_where_all_diverge_nothing_is_repeated(tmp_path, address):
+def test_if_all_diverge_nothing_is_repeated(tmp_path, address):
     found, _ = findings(plan(over={"lr": (10.0, 100.0)}), tmp_path, address)
     assert (found.best, found.complete, list(found.repetitions)) == (None, False, [])
 
 
-def test_what_breaks_is_left_to_others_and_decides_nothing(tmp_path, address):
+def test_a_failed_run_is_left_to_other_workers_and_no_best_is_chosen(tmp_path, address):
     made = plan(over={"lr": (2.0, 0.1)})
     found, ours = findings(made, tmp_path, address)
     assert [row.state for row in found.rows] == ["failed", "finished"]
     assert (found.best, found.complete) == (None, False)
-    assert found.problems() == [f"{made.spec({'lr': 2.0}).key} failed: ValueError: a rate of 2 breaks"]
+    assert found.problems() == [f"{made.spec({'lr': 2.0}).key} failed: ValueError: lr 2 fails"]
     assert len([event for event in ours.events if event.kind == "failed"]) == 1
-    # the next worker tries it again
+    # the next worker retries it
     _, other = findings(made, tmp_path, address)
     assert len([event for event in other.events if event.kind == "failed"]) == 1
 
 
-def test_a_second_ctrl_c_gives_back_what_was_claimed(tmp_path, address):
+def test_a_second_ctrl_c_releases_leases(tmp_path, address):
     with worker([plan(over=LR)], tmp_path, address) as ours:
         with pytest.raises(KeyboardInterrupt):
             ours.carry_out("search_cases:interrupted_again")
@@ -123,19 +123,19 @@ def test_a_second_ctrl_c_gives_back_what_was_claimed(tmp_path, address):
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, address, monkeypatch):
     made = plan(over={"lr": (0.1, 0.01)}, seeds=(0,))
     held = RunFolder.open(tmp_path, made.spec({"lr": 0.1}))
-    monkeypatch.setattr("aida_lab.search.protocol._LOOK", 0.01)
-    waits = []
+    monkeypatch.setattr("aida_lab.search.protocol._POLL", 0.01)
+    notes = []
 
-    def let_go_when_waited_for(event: Event) -> None:
+    def release_on_note(event: Event) -> None:
         if event.kind == "note":
-            waits.append(event.text)
+            notes.append(event.text)
             held.close()
 
     with worker([made], tmp_path, address) as ours:
-        ours.listen = let_go_when_waited_for
+        ours.listen = release_on_note
         ours.carry_out()
         assert ours.searches[0].findings().complete
-    assert waits == ["other workers train the rest; waiting for them"]
+    assert notes == ["other workers train the rest; waiting for them"]
     assert all(trial.state == TrialState.COMPLETE for trial in trials(address))
 
 
@@ -151,7 +151,7 @@ def test_several_searches_share_one_queue(tmp_path, address):
     assert {spec.key for spec in ours.expected} >= set(started)
 
 
-def test_by_the_last_epoch():
+def test_runs_are_compared_by_the_best_or_the_last_epoch():
     first = Measured("a", "finished", best=95.0, best_epoch=1, last=80.0, folder="", host="")
     second = Measured("b", "finished", best=94.0, best_epoch=1, last=90.0, folder="", host="")
     lost = Measured("c", "diverged", best=99.0, best_epoch=1, last=None, folder="", host="")
@@ -162,7 +162,7 @@ def test_by_the_last_epoch():
     assert Measured.from_json(json.loads(json.dumps(first.to_json()))) == first
 
 
-def test_tpe_tries_what_lies_between(tmp_path, address):
+def test_tpe_tries_values_between_the_ends(tmp_path, address):
     made = plan(over={"lr": (1.0, 1e-3)}, sampler="tpe", trials=12, seeds=(0,))
     found, _ = findings(made, tmp_path, address)
     rates = [row.configuration["lr"] for row in found.rows]
@@ -176,7 +176,7 @@ def test_tpe_tries_what_lies_between(tmp_path, address):
     assert len([event for event in ours.events if event.kind == "started"]) <= 2
 
 
-def test_a_search_by_tpe_repeats_itself(tmp_path):
+def test_a_search_by_tpe_is_deterministic(tmp_path):
     made = plan(over={"lr": (1.0, 1e-3)}, sampler="tpe", trials=11, seeds=(0,))
     rates = []
     for name in ("a", "b"):
@@ -185,7 +185,7 @@ def test_a_search_by_tpe_repeats_itself(tmp_path):
     assert rates[0] == rates[1]
 
 
-def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
+def test_the_median_pruner_stops_worse_runs(tmp_path, address, monkeypatch):
     monkeypatch.setattr("aida_lab.training.run.run", search_cases.run)
     made = plan(over={"lr": (0.1, 0.2, 0.05, 0.08, 0.12, 1e-5, 0.09)}, epochs=8, pruner="median", seeds=(0,))
     found, _ = findings(made, tmp_path, address, pruning.RUNNER)
@@ -193,12 +193,12 @@ def test_the_median_gives_up_what_is_worse(tmp_path, address, monkeypatch):
     assert found.complete
     folder = tmp_path / found.rows[5].spec.key
     assert read_run(folder).state == "stopped"
-    # after the first quarter, and at once
+    # in the first epoch after the first quarter
     assert read_run(folder).rows == found.rows[5].measured.best_epoch == 3
     assert [trial.state for trial in trials(address, made.name)].count(TrialState.PRUNED) == 1
     assert not list((tmp_path / "search").glob("*.given-up"))
     assert not (folder / "checkpoints").exists()
-    # it can be trained again
+    # a pruned run can be trained later
     assert search_cases.run(found.rows[5].spec, tmp_path, None, lambda event: None)["state"] == "finished"
 
 
@@ -209,7 +209,7 @@ QUICK = ("--limit", "2", "--epochs", "1", "--repeat-epochs", "1", "--device", "c
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    sys.modules.pop("own", None)  # of another test's folder
+    sys.modules.pop("own", None)  # left by another test
     torch.set_num_threads(1)
     return tmp_path
 
@@ -218,7 +218,7 @@ def call(*words: object):
     return CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(app, ["search", *map(str, words)])
 
 
-def test_the_command_trains_for_real_and_shows_and_writes_what_it_found(folder):
+def test_the_command_trains_and_prints_and_writes_its_findings(folder):
     words = ("--over", "eps=1e-8,1e-2", "--seeds", "0,1", "--warmup", "3")
     found = call("digits", "--optimizer", "adam", *words, *QUICK)
     assert found.exit_code == 0, found.output
@@ -256,7 +256,7 @@ def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
     assert {record.spec.epochs for record in scan("runs")} == {1, 2}
 
 
-def test_where_the_best_does_not_hold_at_full_length_the_next_best_is_named(folder, monkeypatch):
+def test_if_the_best_diverges_at_full_length_the_next_best_is_named(folder, monkeypatch):
     monkeypatch.setattr("aida_lab.workers.attempt.RUNNER", "search_cases:run")
     words = ("digits", "--optimizer", "sgd", "--epochs", 2, "--repeat-epochs", 4, "--over")
     found = call(*words, "lr=0.003,0.3,0.01")
@@ -286,12 +286,12 @@ def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
         (["digits", "--over", "lr=()"], "the set is empty"),
         (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
         (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
-        (["digits", "--sampler", "tpe"], "nothing between two numbers"),
+        (["digits", "--sampler", "tpe"], "needs a range of numbers"),
         (["digits", "--pruner", "asha"], "--pruner 'asha' is none of none, median"),
         (["digits", "--seeds", "x"], "is not a seed"),
     ],
 )
-def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):
+def test_invalid_arguments_are_refused_in_one_line(folder, words, said):
     found = call(*words)
     assert found.exit_code == 2
     assert said in found.output
@@ -299,14 +299,14 @@ def test_words_without_a_meaning_are_refused_in_one_line(folder, words, said):
     assert not (folder / "runs").exists()
 
 
-def test_a_place_that_is_no_folder_is_one_line(folder):
+def test_an_output_path_that_is_no_folder_is_refused_in_one_line(folder):
     (folder / "taken").write_text("")
     found = call("digits", "--optimizer", "sgd", *QUICK, "--out", "taken")
     assert (found.exit_code, found.output.count("\n")) == (2, 1)
     assert "cannot write to taken: Not a directory; choose another folder with --out" in found.output
 
 
-def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):
+def test_a_failing_configuration_ends_the_command_with_an_error(folder):
     (folder / "own.py").write_text(
         "import torch\n"
         "class Broken(torch.optim.SGD):\n"
@@ -319,7 +319,7 @@ def test_a_configuration_that_breaks_ends_the_command_with_an_error(folder):
     assert "no best configuration of own:Broken: of 1 configurations 1 not measured yet" in found.output
 
 
-def test_without_optuna_the_way_to_get_it_is_said(folder, monkeypatch):
+def test_without_optuna_the_command_says_how_to_install_it(folder, monkeypatch):
     monkeypatch.setattr("aida_lab.search.storage.find_spec", lambda name: None)
     found = call("digits")
     assert found.exit_code == 2
@@ -329,7 +329,7 @@ def test_without_optuna_the_way_to_get_it_is_said(folder, monkeypatch):
     )
 
 
-def test_a_trial_keeps_what_was_measured(tmp_path, address):
+def test_a_trial_stores_the_result_of_its_run(tmp_path, address):
     made = plan(over=LR, seeds=(0,))
     found, _ = findings(made, tmp_path, address)
     kept = {trial.user_attrs[RUN]: trial for trial in trials(address, made.name)}

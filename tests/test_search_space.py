@@ -1,4 +1,4 @@
-"""What is searched: the paper's sets, what the command puts in their place, and what tells one search from another."""
+"""Search spaces: the paper's sets, sets of the command line, and what distinguishes two searches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aida_lab.search.plan import plan_of
 from aida_lab.search.space import Space, methods_of, parse_sets, space_of
 from search_cases import DIGITS, plan
 
-#: The sets of the paper's appendix, written out.
+#: The sets of the paper's appendix.
 TENS_8 = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 TENS_12 = (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-11, 1e-12)
 EVEN_12 = (1e-6, 1e-8, 1e-10, 1e-12)
@@ -50,7 +50,7 @@ def test_the_grid_is_the_papers(experiment, optimizer, sets, size):
     assert len(specs) == len(made.space.grid()) == made.wanted == size
     for each in made.space.grid():
         assert {name: made.spec(each).hyper[name] for name in each} == each
-    # all else as the paper has it tuned, and of the experiment's own length
+    # all other values are the paper's tuned ones, and the length is the experiment's
     tuned = find_experiment(experiment).tuned(optimizer)
     for spec in specs.values():
         assert {name: value for name, value in spec.hyper.items() if name not in sets} == {
@@ -75,7 +75,7 @@ def test_projections_have_their_own_tuned_values():
     assert plan_of(RunRequest(cifar), "aida-k2").base.hyper["eps"] == 1e-9
 
 
-def test_no_value_of_a_papers_table_strays_from_it():
+def test_no_value_of_a_papers_table_differs_from_the_paper():
     for experiment in (each for each in experiments().values() if each.paper):
         for method in experiment.paper:
             made = plan_of(RunRequest(experiment), method)
@@ -87,25 +87,25 @@ def test_no_value_of_a_papers_table_strays_from_it():
 
 
 @pytest.mark.parametrize(
-    ("experiment", "method", "given", "strays"),
+    ("experiment", "method", "given", "differing"),
     [
         ("lstm1-ptb", "adabelief", {"lr": 0.01, "eps": 1e-16}, {}),
         ("lstm1-ptb", "adabelief", {"lr": 0.003, "eps": 1e-16}, {"lr": 0.003}),
         ("transformer-multi30k", "adabelief", {"lr": 0.01, "eps": 1e-16}, {"lr": 0.01}),
-        ("lstm3-ptb", "sgd", {"lr": 30}, {}),  # as somebody types it
+        ("lstm3-ptb", "sgd", {"lr": 30}, {}),  # an int, as typed by a user
         ("vgg11-cifar10", "adam", {"betas": (0.9, 0.99)}, {"betas": [0.9, 0.99]}),
-        ("vgg11-cifar10", "aida-k1", {"eps": 1e-9}, {"eps": 1e-9}),  # with one projection the paper has 1e-8
+        ("vgg11-cifar10", "aida-k1", {"eps": 1e-9}, {"eps": 1e-9}),  # the paper uses 1e-8 with one projection
         ("vgg11-cifar10", "aida-k2", {"eps": 1e-8}, {"eps": 1e-8}),
         ("vgg11-cifar10", "aida-k2", {"clip_norm": 1.0}, {"clip_norm": 1.0}),
     ],
 )
-def test_values_that_stray_from_the_paper_are_named(experiment, method, given, strays):
+def test_values_that_differ_from_the_paper_are_named(experiment, method, given, differing):
     request = RunRequest(find_experiment(experiment), given=given)
     spec = plan_of(request, method).spec({})
-    assert request.experiment.not_in_paper(spec.optimizer, spec.hyper) == strays
+    assert request.experiment.not_in_paper(spec.optimizer, spec.hyper) == differing
 
 
-def test_a_value_that_is_given_is_not_searched_and_a_set_that_is_given_is():
+def test_given_values_are_not_searched_and_given_sets_are():
     lstm = find_experiment("lstm1-ptb")
     assert set(space_of(lstm, "adam", {"lr": 0.01}).sets) == {"eps"}
     over = parse_sets(["eps=1e-3,1e-4", "weight_decay=0.1"])
@@ -137,7 +137,7 @@ def test_equal_values_are_one_configuration_and_one_search():
     assert [each.wanted for each in written] == [2, 2, 2]
 
 
-def test_what_differs_is_another_search():
+def test_different_settings_are_different_searches():
     others = [
         plan(over={"lr": (0.1, 0.01)}),
         plan("adam", {"lr": (0.1, 0.01)}),
@@ -160,7 +160,7 @@ def test_more_repetitions_or_trials_are_the_same_search():
     assert len({each.name for each in same}) == 1
 
 
-def test_repetitions_have_a_seed_and_a_length_of_their_own():
+def test_repetitions_have_their_own_seed_and_length():
     short = plan_of(RunRequest(DIGITS, seeds=(7,), epochs=3), "adam", {"eps": (1e-3, 1e-8)})
     spec = short.repetition(short.base, 5)
     assert short.shortened
@@ -168,12 +168,12 @@ def test_repetitions_have_a_seed_and_a_length_of_their_own():
     assert not plan_of(RunRequest(DIGITS), "adam").shortened
 
 
-def test_where_there_is_nothing_to_choose_the_search_is_as_long_as_the_repetitions():
+def test_a_search_of_one_configuration_is_as_long_as_the_repetitions():
     only = plan_of(RunRequest(DIGITS, epochs=3), "adam", repeat_epochs=5)
     assert (only.wanted, only.base.epochs, only.shortened) == (1, 5, False)
 
 
-def test_tpe_needs_something_between():
+def test_tpe_needs_a_range_of_numbers():
     assert plan(over={"lr": (1.0, 0.001)}, sampler="tpe").space.ranges() == {"lr": (0.001, 1.0)}
-    with pytest.raises(UsageError, match=r"--sampler tpe: nothing between two numbers .* for sgd on digits"):
+    with pytest.raises(UsageError, match=r"--sampler tpe needs a range of numbers, and sgd on digits has none"):
         plan(over={"nesterov": (True, False)}, sampler="tpe")

@@ -1,4 +1,4 @@
-"""What a search is kept in, and how it knows which workers are there: whatever may go wrong with either."""
+"""The storage of a search and the heartbeats of its workers, and what can go wrong with both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from aida_lab.cli import app
-from aida_lab.search.liveness import Watch, is_gone, this_worker
+from aida_lab.search.liveness import Heartbeat, is_dead, this_worker
 from aida_lab.search.storage import Storage, StorageError, _secrets, sqlite_in
 from aida_lab.search.trials import BEAT
 from search_cases import complete, new_storage, once, plan, trials, until, worker
@@ -30,7 +30,7 @@ def address(tmp_path):
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, monkeypatch):
-    monkeypatch.setattr("aida_lab.search.storage._AT_FIRST", 0.1)
+    monkeypatch.setattr("aida_lab.search.storage._OPEN_TIMEOUT", 0.1)
     with pytest.raises(
         StorageError, match=r"postgresql\+psycopg://me:\*\*\*@127.0.0.1:9/db cannot be used: "
     ) as raised:
@@ -38,7 +38,7 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path,
     assert "secret" not in str(raised.value)
 
 
-NO_ADDRESSES = (
+INVALID = (
     "nowhere",
     "host=127.0.0.1 port=9 user=me password=s3cret dbname=db",
     "postgresql//me:s3cret@127.0.0.1:9/db",
@@ -56,8 +56,8 @@ NO_ADDRESSES = (
     "postgresql://me;password=s3cret@127.0.0.1:9/db",
     "postgresql://me@127.0.0.1:9/dbname=db password=s3cret",
 )
-#: Addresses at which nobody answers, or for which there is no driver.
-NOBODY_THERE = (
+#: Valid addresses without a server or without a driver.
+UNREACHABLE = (
     "postgresql://me:s3cret@127.0.0.1:9/db",
     "postgresql://me:a/s3cret@127.0.0.1:9/db",
     "postgresql://me:a%40s3cret@127.0.0.1:9/db",
@@ -69,50 +69,50 @@ NOBODY_THERE = (
 )
 
 
-@pytest.mark.parametrize("address", NO_ADDRESSES + NOBODY_THERE)
-def test_no_password_is_printed_and_an_address_that_is_none_is_one_line(address, tmp_path, monkeypatch):
-    monkeypatch.setattr("aida_lab.search.storage._AT_FIRST", 0.1)
+@pytest.mark.parametrize("address", INVALID + UNREACHABLE)
+def test_no_password_is_printed_and_an_invalid_address_is_one_line(address, tmp_path, monkeypatch):
+    monkeypatch.setattr("aida_lab.search.storage._OPEN_TIMEOUT", 0.1)
     words = ["search", "digits", "--device", "cpu", "--out", str(tmp_path), "--storage", address]
     found = CliRunner(env={"COLUMNS": "500"}).invoke(app, words)
     assert found.exit_code == 1
     assert isinstance(found.exception, SystemExit), "not a traceback"
-    said = [line for line in found.output.splitlines() if "trying again" not in line]
-    assert len(said) == 1
-    assert ("--storage is no address" in said[0]) == (address in NO_ADDRESSES)
+    lines = [line for line in found.output.splitlines() if "retrying" not in line]
+    assert len(lines) == 1
+    assert ("--storage is not a valid address" in lines[0]) == (address in INVALID)
     assert "s3cret" not in found.output
 
 
 def test_a_traceback_shows_no_password(tmp_path):
     program = (
-        "import aida.cli, aida.lab.search.storage as storage\n"
-        "def broken(address): raise RuntimeError('a fault of ours')\n"
+        "import aida_lab.cli, aida_lab.search.storage as storage\n"
+        "def broken(address): raise RuntimeError('an internal error')\n"
         "storage._url = broken\n"
-        "aida.cli.main()\n"
+        "aida_lab.cli.main()\n"
     )
     words = ["search", "digits", "--device", "cpu", "--out", tmp_path, "--storage", "postgresql://me:s3cret@h/db"]
-    # wide enough that no value would be cut off
+    # wide enough that no value is cut off
     found = subprocess.run(
         [sys.executable, "-c", program, *map(str, words)],
         capture_output=True, text=True, env={**os.environ, "COLUMNS": "500"},
     )  # fmt: skip
-    assert "a fault of ours" in found.stderr
+    assert "an internal error" in found.stderr
     assert "s3cret" not in found.stdout + found.stderr
 
 
-def test_a_password_that_the_database_repeats_is_not_repeated(address):
-    storage = Storage(address, patience=0)
+def test_a_password_in_an_error_of_the_database_is_hidden(address):
+    storage = Storage(address, timeout=0)
     storage._secrets = _secrets(sqlalchemy.make_url("postgresql://me:p%2Fq r@h/db?password=other"))
 
     def refused():
         raise OperationalError("", {}, sqlite3.OperationalError("no entry for p/q r, p%2Fq%20r, p%2Fq+r or other"))
 
     with pytest.raises(StorageError, match=r"no entry for \*\*\*, \*\*\*, \*\*\* or \*\*\*\. Nothing is lost"):
-        storage.ask(refused)
+        storage.retry(refused)
     storage.close()
 
 
 @pytest.mark.parametrize("name", ["a?b", "a%b", "a%20b", "a b", "a#b", "a{b}", "a+b", "a&b=c", "ä", "file:x?y"])
-def test_a_search_is_kept_in_its_folder_whatever_that_is_called(tmp_path, name):
+def test_the_storage_lies_in_the_run_folder_whatever_its_name(tmp_path, name):
     made = plan(over=LR)
     storage = sqlite_in(tmp_path / name / "runs")
     with worker([made], tmp_path / name / "runs", storage) as ours:
@@ -121,20 +121,20 @@ def test_a_search_is_kept_in_its_folder_whatever_that_is_called(tmp_path, name):
     assert complete(trials(storage, made.name)) == once(made.space.grid())
 
 
-def test_a_storage_that_stays_away_is_given_up_with_the_way_out(address):
-    noted = []
-    storage = Storage(address, patience=0.3, note=noted.append)
-    asked = []
+def test_a_storage_that_stays_unavailable_raises_an_error_with_the_way_out(address):
+    notes = []
+    storage = Storage(address, timeout=0.3, note=notes.append)
+    tries = []
 
     def locked():
-        asked.append(1)
+        tries.append(1)
         raise sqlalchemy_error()
 
-    with pytest.raises(StorageError, match=r"does not answer any more: database is locked. Nothing is lost: .* same"):
-        storage.ask(locked)
-    assert len(asked) > 1
-    assert len(noted) == 1
-    assert "trying again for 0.3 s" in noted[0]
+    with pytest.raises(StorageError, match=r"stopped responding: database is locked. Nothing is lost: .* same"):
+        storage.retry(locked)
+    assert len(tries) > 1
+    assert len(notes) == 1
+    assert "retrying for 0.3 s" in notes[0]
     storage.close()
 
 
@@ -143,13 +143,13 @@ def sqlalchemy_error():
 
 
 @pytest.mark.parametrize("operation", ["create_new_trial", "set_trial_state_values", "set_trial_user_attr"])
-def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, operation):
+def test_a_lost_reply_changes_nothing(tmp_path, address, monkeypatch, operation):
     made = plan(over=LR)
     monkeypatch.setattr("aida_lab.search.storage._PAUSE", 0.01)
     with worker([made], tmp_path, address) as ours:
         real, lost = getattr(ours.storage.rdb, operation), []
 
-        def carried_out_unheard(*args, **named):
+        def with_lost_reply(*args, **named):
             found = real(*args, **named)
             if len(lost) < 20 and len(lost) % 2 == 0:  # every other time
                 lost.append(operation)
@@ -157,7 +157,7 @@ def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, 
             lost.append("")
             return found
 
-        monkeypatch.setattr(ours.storage.rdb, operation, carried_out_unheard)
+        monkeypatch.setattr(ours.storage.rdb, operation, with_lost_reply)
         ours.carry_out()
         assert ours.searches[0].findings().complete
     assert operation in lost
@@ -165,13 +165,13 @@ def test_an_answer_that_is_lost_changes_nothing(tmp_path, address, monkeypatch, 
     assert {trial.state for trial in trials(address)} == {TrialState.COMPLETE}
 
 
-def test_a_claim_is_beaten_for_while_the_storage_is_asked_again(tmp_path, address, monkeypatch):
-    with worker([made := plan(over=LR)], tmp_path, address, grace=0.3) as ours:
+def test_a_lease_sends_heartbeats_while_the_storage_is_retried(tmp_path, address, monkeypatch):
+    with worker([made := plan(over=LR)], tmp_path, address, timeout=0.3) as ours:
         real, made_by_us, beats = ours.storage.rdb.get_all_trials, [], []
 
-        def away_after_the_first_claim(*args, **named):
+        def fails_after_the_first_lease(*args, **named):
             found = real(*args, **named)
-            if found and not made_by_us and "states" not in named:  # a look for beats is another matter
+            if found and not made_by_us and "states" not in named:  # not the reads of heartbeats
                 made_by_us.extend(found)
                 raise sqlalchemy_error()
             return found
@@ -180,7 +180,7 @@ def test_a_claim_is_beaten_for_while_the_storage_is_asked_again(tmp_path, addres
             until(lambda: trials(address, made.name)[0].user_attrs[BEAT] > 1, 10)
             beats.append(seconds)
 
-        monkeypatch.setattr(ours.storage.rdb, "get_all_trials", away_after_the_first_claim)
+        monkeypatch.setattr(ours.storage.rdb, "get_all_trials", fails_after_the_first_lease)
         monkeypatch.setattr("aida_lab.search.storage.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         ours.carry_out()
     assert len(beats) == 1
@@ -188,7 +188,7 @@ def test_a_claim_is_beaten_for_while_the_storage_is_asked_again(tmp_path, addres
     assert {trial.state for trial in trials(address)} == {TrialState.COMPLETE}
 
 
-def test_nobody_writes_between_a_look_and_a_write(address):
+def test_no_process_writes_between_a_read_and_a_write(address):
     storage = Storage(address)
     with storage.rdb.engine.connect() as ours:
         ours.exec_driver_sql("SELECT 1")
@@ -200,43 +200,43 @@ def test_nobody_writes_between_a_look_and_a_write(address):
 
 
 class Beats:
-    """Workers of which something is heard, or nothing."""
+    """A heartbeat with a fake clock and fake workers."""
 
     def __init__(self, monkeypatch) -> None:
         self.now, self.last, self.sent = 0.0, {}, []
         monkeypatch.setattr("time.monotonic", lambda: self.now)
-        self.watch = Watch(lambda trial, number: self.sent.append((trial, number)), lambda: self.last, grace=60)
+        self.heartbeat = Heartbeat(lambda *beat: self.sent.append(beat), lambda: self.last, timeout=60)
 
-    def turn(self, seconds=10.0, beats=None):
+    def tick(self, seconds=10.0, beats=None):
         self.now += seconds
         self.last = beats
-        self.watch.turn()
-        return set(self.watch.silent())
+        self.heartbeat.tick()
+        return set(self.heartbeat.timed_out())
 
 
-def test_a_worker_that_is_not_heard_of_is_given_up_after_the_grace(monkeypatch):
+def test_a_worker_without_heartbeats_times_out(monkeypatch):
     beats = Beats(monkeypatch)
-    beats.watch.hold(9)
+    beats.heartbeat.add(9)
     for number in range(7):
-        assert beats.turn(beats={1: 5, 2: number, 9: 0}) == set()
-    assert beats.turn(beats={1: 5, 2: 7, 9: 0}) == {1}  # not those that are our own
-    assert beats.turn(beats={1: 6, 2: 8}) == set()
+        assert beats.tick(beats={1: 5, 2: number, 9: 0}) == set()
+    assert beats.tick(beats={1: 5, 2: 7, 9: 0}) == {1}  # not the trials of this worker
+    assert beats.tick(beats={1: 6, 2: 8}) == set()
     assert beats.sent == [(9, number) for number in range(1, 10)]
 
 
-def test_time_in_which_nobody_listened_does_not_count(monkeypatch):
+def test_time_without_reads_does_not_count(monkeypatch):
     beats = Beats(monkeypatch)
-    beats.turn(beats={1: 5})
-    assert beats.turn(3600, beats={1: 5}) == set()  # we were asleep
+    beats.tick(beats={1: 5})
+    assert beats.tick(3600, beats={1: 5}) == set()  # this machine was suspended
     for _ in range(30):
-        assert beats.turn(beats=None) == set()  # the storage was away
-    assert beats.turn(beats={1: 5}) == set()
+        assert beats.tick(beats=None) == set()  # the storage was unavailable
+    assert beats.tick(beats={1: 5}) == set()
 
 
-def test_a_dead_process_of_this_system_is_known_at_once():
+def test_a_dead_process_of_this_system_is_detected_at_once():
     ours = dict(this_worker())
-    assert not is_gone(ours)
-    assert is_gone({**ours, "process": 2**22 + 1})
-    assert is_gone({**ours, "born": "1"})  # its number is another's now
-    assert not is_gone({**ours, "system": "another", "process": 2**22 + 1})
-    assert not is_gone({})
+    assert not is_dead(ours)
+    assert is_dead({**ours, "process": 2**22 + 1})
+    assert is_dead({**ours, "born": "1"})  # its PID was reused
+    assert not is_dead({**ours, "system": "another", "process": 2**22 + 1})
+    assert not is_dead({})

@@ -185,7 +185,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                 storage = Storage(
                     address or sqlite_in(jobs.out),
                     note=lambda text: listen(Event("note", "", text=text)),
-                    hurried=lambda: stop.asked,
+                    cancelled=lambda: stop.asked,
                 )
                 with closing(Register(storage, grace)) as register:
                     searches = [Search(plan, register) for plan in plans]

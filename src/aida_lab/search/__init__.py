@@ -1,4 +1,4 @@
-"""The paper's protocol: every configuration of a search set once, then repetitions at the best.
+"""The paper's search: measure every configuration of a search set once, then repeat the best with other seeds.
 
-Needs Optuna, the extra ``search``; no other part of the lab knows of it.
+Needs Optuna (the extra ``search``). No other part of the lab imports it.
 """

@@ -1,4 +1,4 @@
-"""What a search has found: every configuration, the best of them, the repetitions there."""
+"""Results of a search: all configurations, the best one and its repetitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aida_lab.search.stage import Row
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (divided by n - 1; None for a single number)."""
+    """Mean and sample standard deviation (divided by n - 1; None if n is 1)."""
 
     mean: float
     std: float | None
@@ -27,11 +27,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Findings:
-    """As far as the search is."""
+    """The current results of a search, which may still be incomplete."""
 
     plan: Plan
     rows: Sequence[Row]
-    #: None as long as a configuration is not measured, or where every one diverged.
+    #: None if a configuration is not measured yet, or if none finished.
     best: Row | None
     repetitions: Sequence[Row]
 
@@ -42,16 +42,16 @@ class Findings:
 
     @property
     def diverged(self) -> int:
-        """Repetitions that did, which are in no mean."""
+        """Number of repetitions that diverged. The mean excludes them."""
         return sum(row.state == "diverged" for row in self.repetitions)
 
     @property
     def next_best(self) -> Row | None:
-        """What to repeat instead where the best does not hold at full length."""
+        """The second-best configuration, to repeat if the best one diverges at full length."""
         return best_of([row for row in self.rows if row is not self.best], self.plan)
 
     def spread(self, by: By) -> Spread | None:
-        """Over the repetitions; None where none has ended well."""
+        """Mean and deviation over the repetitions; None if none finished."""
         measured = [row.measured for row in self.repetitions if row.measured]
         values = [value for each in measured if math.isfinite(value := each.value(by, self.plan.metric))]
         if not values:
@@ -61,7 +61,7 @@ class Findings:
         return Spread(mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, len(values))
 
     def problems(self) -> list[str]:
-        """What broke, a line each."""
+        """One line per failed run."""
         return [
             f"{row.spec.key} {row.state}: {row.problem}"
             for row in (*self.rows, *self.repetitions)
@@ -87,7 +87,7 @@ class Findings:
         }
 
     def write(self, out: Path) -> Path:
-        """The JSON file of the search, beside the runs."""
+        """Write the JSON file of the search next to the runs and return its path."""
         path = out / "search" / f"{self.plan.name}.json"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Findings:
 
 
 def best_of(rows: Sequence[Row], plan: Plan) -> Row | None:
-    """The configuration to repeat, the first of equals; None where none ended well."""
+    """The best configuration, the first one on ties; None if none finished."""
     best: tuple[float, Row] | None = None
     for row in rows:
         if row.measured is None or row.measured.state != "finished":

@@ -1,7 +1,7 @@
-"""Which workers are still there: each says so every few seconds, and each listens to the others.
+"""Heartbeats: every worker updates a counter for its trials, and every worker checks the counters of the others.
 
-No clock is compared with another machine's. A worker that is not heard of is given up only after a while in
-which it was listened for, so that neither a database that was away nor a machine that slept makes others look dead.
+Clocks of different machines are never compared. A trial times out only while this worker could read its heartbeat, so
+that a storage outage or a suspended machine does not make other workers look dead.
 """
 
 from __future__ import annotations
@@ -12,68 +12,70 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-#: Seconds of silence after which a worker is taken for dead, unless said otherwise.
-GRACE = 60.0
+#: Seconds without a heartbeat after which a worker counts as dead.
+TIMEOUT = 60.0
 
 
 @cache
 def this_worker() -> Mapping[str, Any]:
-    """What tells this process from any other, as JSON."""
-    return {"host": socket.gethostname(), "process": os.getpid(), "system": _system(), "born": _born(os.getpid())}
+    """Identify this process among all workers, as JSON."""
+    process = os.getpid()
+    return {"host": socket.gethostname(), "process": process, "system": _system(), "born": _start_time(process)}
 
 
-def is_gone(worker: Mapping[str, Any]) -> bool:
-    """Whether a worker is dead for sure: one of this very system, where processes can be looked at."""
+def is_dead(worker: Mapping[str, Any]) -> bool:
+    """Whether a worker is known to be dead. Only processes of the same system can be checked."""
     ours = this_worker()["system"]
-    return bool(ours) and worker.get("system") == ours and worker.get("born") != _born(int(worker.get("process", 0)))
+    return (
+        bool(ours) and worker.get("system") == ours and worker.get("born") != _start_time(int(worker.get("process", 0)))
+    )
 
 
 def _system() -> str:
-    """Names a boot and a space of process numbers: containers have their own. Empty where that is not known."""
+    """Identify the boot and the PID namespace, which containers have of their own; empty if unknown."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
 
-def _born(process: int) -> str:
-    """When a process began, so that another of its number is not taken for it; empty where there is none."""
+def _start_time(process: int) -> str:
+    """When a process started, which detects a reused PID; empty if there is no such process."""
     with suppress(OSError):
         state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return "" if state == "Z" else rest[18]
     return ""
 
 
-@dataclass
-class _Heard:
-    """The last beat of a trial, and for how many seconds there was no other."""
+class _Seen(NamedTuple):
+    """The last heartbeat of a trial, and the seconds since it changed."""
 
     beat: object
-    silence: float = 0.0
+    age: float = 0.0
 
 
-class Watch:
-    """A thread that beats for the trials held here and listens for those of others."""
+class Heartbeat:
+    """A thread that sends heartbeats for the trials of this worker and reads those of all running trials.
+
+    ``send(trial, number)`` stores a heartbeat. ``read`` returns the last heartbeat per running trial, or None if the
+    storage does not answer.
+    """
 
     def __init__(
-        self, beat: Callable[[int, int], object], look: Callable[[], Mapping[int, object] | None], grace: float
-    ):
-        """``beat(trial, number)`` says that a trial is worked on; ``look`` gives the last beat of each running trial,
-        or None where it could not be asked."""
-        self._beat, self._look = beat, look
-        self.grace = grace
-        self._every = grace / 6
-        self._held: dict[int, int] = {}
-        self._heard: dict[int, _Heard] = {}
-        self._looked_at: float | None = None
+        self, send: Callable[[int, int], object], read: Callable[[], Mapping[int, object] | None], timeout: float
+    ) -> None:
+        self._send, self._read, self._timeout = send, read, timeout
+        self._interval = timeout / 6
+        self._own: dict[int, int] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._read_at: float | None = None
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aida-search-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="aida-search-heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -83,44 +85,41 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join()
 
-    def hold(self, trial: int) -> None:
+    def add(self, trial: int) -> None:
         with self._lock:
-            self._held[trial] = 0
+            self._own[trial] = 0
 
-    def let_go(self, trial: int) -> None:
+    def remove(self, trial: int) -> None:
         with self._lock:
-            self._held.pop(trial, None)
+            self._own.pop(trial, None)
 
-    def silent(self) -> Collection[int]:
-        """Trials of others that have not been heard of for too long."""
+    def timed_out(self) -> Collection[int]:
+        """Trials of other workers without a heartbeat for longer than the timeout."""
         with self._lock:
-            return {
-                trial for trial, heard in self._heard.items() if heard.silence > self.grace and trial not in self._held
-            }
+            return {trial for trial, seen in self._seen.items() if seen.age > self._timeout and trial not in self._own}
 
     def _run(self) -> None:
-        while not self._end.wait(self._every):
-            self.turn()
+        while not self._end.wait(self._interval):
+            self.tick()
 
-    def turn(self) -> None:
-        """Beat, and listen."""
+    def tick(self) -> None:
+        """Send the heartbeats of this worker and read all others."""
         with self._lock:
-            self._held = {trial: number + 1 for trial, number in self._held.items()}
-            held = dict(self._held)
-        for trial, number in held.items():
-            self._beat(trial, number)
-        beats = self._look()
+            self._own = {trial: number + 1 for trial, number in self._own.items()}
+            own = dict(self._own)
+        for trial, number in own.items():
+            self._send(trial, number)
+        beats = self._read()
         now = time.monotonic()
         with self._lock:
             if beats is None:
-                self._looked_at = None
+                self._read_at = None
                 return
-            # a look that comes late counts as one in time: meanwhile nobody listened
-            passed = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * self._every)
-            self._looked_at = now
-            self._heard = {
-                trial: _Heard(beat, known.silence + passed)
-                if (known := self._heard.get(trial)) is not None and known.beat == beat
-                else _Heard(beat)
+            # limited, because this worker may have been suspended since the last read
+            passed = 0.0 if self._read_at is None else min(now - self._read_at, 2 * self._interval)
+            self._read_at = now
+            old = self._seen
+            self._seen = {
+                trial: _Seen(beat, old[trial].age + passed) if trial in old and old[trial].beat == beat else _Seen(beat)
                 for trial, beat in beats.items()
             }

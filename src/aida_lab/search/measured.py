@@ -1,4 +1,4 @@
-"""What a run has come to, as a trial keeps it: enough for every table on any machine, wherever the folder lies."""
+"""The result of a run as a trial stores it: enough for every table on any machine, without the run's folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MeasuredState = Literal["finished", "diverged", "pruned"]
 
 @dataclass(frozen=True)
 class Measured:
-    """One run that has its result, or that was pruned."""
+    """The result of a run that finished, diverged or was pruned."""
 
-    #: The key of its spec.
+    #: The key of the run's spec.
     run: str
     state: MeasuredState
     best: float | None
@@ -34,7 +34,7 @@ class Measured:
         return cls(**content)
 
     def value(self, by: By, metric: Metric) -> float:
-        """What it is judged by; a run that diverged is worse than any that did not."""
+        """The value to compare runs by. A diverged run is worse than any other."""
         worst = -math.inf if metric.better == "higher" else math.inf
         found = self.best if by == "best" else self.last
         return worst if self.state == "diverged" or found is None or not math.isfinite(found) else found

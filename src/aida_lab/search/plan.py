@@ -1,4 +1,4 @@
-"""One optimizer's search as a value: what is tried, how it is judged, what is repeated."""
+"""The plan of one optimizer's search: what to try, how to compare runs, what to repeat."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ By = Literal["best", "last"]
 Sampler = Literal["grid", "tpe"]
 Pruner = Literal["none", "median"]
 
-#: Changes with the meaning of a search, so that a search begun before is not gone on with after.
+#: Increased when the meaning of a search changes, so that older searches are not resumed.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Made by :func:`plan_of`, which settles the values of the space."""
+    """A search of one optimizer. Use :func:`plan_of`, which also normalizes the values of the space."""
 
-    #: A search run, but for what is searched: one optimizer, one seed.
+    #: A search run without the searched values: one optimizer, one seed.
     request: RunRequest
     space: Space
-    #: Seeds of the repetitions at the best configuration, and their epochs; None for the experiment's own number.
+    #: Seeds and epochs of the repetitions; None for the default epochs of the experiment.
     seeds: tuple[int, ...] = (0, 1, 2)
     repeat_epochs: int | None = None
-    #: Which epoch of a run counts.
+    #: Which epoch of a run to compare by.
     by: By = "best"
     sampler: Sampler = "grid"
-    #: Configurations to try where the sampler could go on for ever.
+    #: Number of configurations to try if the sampler is not a grid.
     trials: int = 20
     pruner: Pruner = "none"
-    #: What names the study; from the rest.
+    #: The first search run, which names the study.
     base: RunSpec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Configurations to measure."""
+        """Number of configurations to measure."""
         return len(self.space.grid()) if self.sampler == "grid" else self.trials
 
     def spec(self, configuration: Configuration) -> RunSpec:
@@ -68,12 +68,12 @@ class Plan:
         return replace(self.request, given={**self.request.given, **configuration}).specs()[0]
 
     def repetition(self, spec: RunSpec, seed: int) -> RunSpec:
-        """A repetition at the configuration of a search run."""
+        """Repeat the configuration of a search run with another seed."""
         epochs = self.request.experiment.epochs if self.repeat_epochs is None else self.repeat_epochs
         return replace(spec, seed=seed, epochs=epochs)
 
     def about(self) -> dict[str, Any]:
-        """All that makes the search what it is: the same command finds it again, and another does not mix with it."""
+        """Everything that identifies the search, so that the same command resumes it and no other mixes with it."""
         spec = self.base.to_json()
         fixed = {name: value for name, value in spec["hyper"].items() if name not in self.space.sets}
         return {
@@ -88,17 +88,17 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the study, and of the file with its results."""
+        """The name of the study and of its result file."""
         text = json.dumps(self.about(), sort_keys=True)
         return self._named(hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def repetitions_name(self, spec: RunSpec) -> str:
-        """Of the study of the repetitions at a configuration, whichever search found it."""
+        """The name of the study of the repetitions, which all searches with this best configuration share."""
         source = "".join(f"-{each}" for each in self._source().values())
         return self._named(f"repeated-{self.repetition(spec, 0).key[:12]}{source}")
 
     def _source(self) -> dict[str, str]:
-        """Of an optimizer that is not of the catalog, the code: what an edited one gives is another search."""
+        """The source hash of an optimizer outside the catalog, so that edited code is another search."""
         return {"source": str(source_of(self.base.optimizer))} if ":" in self.base.optimizer else {}
 
     def _named(self, end: str) -> str:
@@ -108,23 +108,23 @@ class Plan:
 def plan_of(
     request: RunRequest, optimizer: str, over: Mapping[str, tuple[Any, ...]] | None = None, **rest: Any
 ) -> Plan:
-    """The search of an optimizer by runs as in ``request``; UsageError or LookupError where it makes no sense."""
+    """Plan the search of an optimizer with runs like ``request``. Raises UsageError or LookupError if it is invalid."""
     request = replace(request, optimizers=(optimizer,))
     bare = request.specs()[0]
     rough = Plan(request, space_of(request.experiment, bare.optimizer, request.given, over), **rest)
     first = rough.space.grid()[0]
-    # as the optimizer takes them, so that lr=1 and lr=1.0 are one search
+    # converted as the optimizer does, so that lr=1 and lr=1.0 are one search
     sets = {
         name: _each_once(rough.spec({**first, name: value}).hyper[name] for value in values)
         for name, values in rough.space.sets.items()
     }
     plan = replace(rough, space=Space(sets))
-    if plan.wanted == 1:  # nothing to choose by a shortened run: its search is one of the repetitions
+    if plan.wanted == 1:  # nothing to choose: the only search run is one of the repetitions
         plan = replace(plan, request=replace(request, epochs=plan.repeat_epochs))
     if plan.sampler == "tpe" and not plan.space.ranges():
         raise UsageError(
-            f"--sampler tpe: nothing between two numbers can be tried for {plan.method} on "
-            f"{request.experiment.name}; give it such a set (--over lr=0.1,0.001), or leave the sampler out"
+            f"--sampler tpe needs a range of numbers, and {plan.method} on {request.experiment.name} has none; "
+            "add one (--over lr=0.1,0.001) or omit --sampler"
         )
     return plan
 

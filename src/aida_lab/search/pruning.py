@@ -1,4 +1,4 @@
-"""Runs that their search may give up: a word from the process that decides to the one that trains."""
+"""Prune runs: the process that searches leaves a marker file, and the process that trains stops the run."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from aida_lab.spec import RunSpec
 from aida_lab.training import run as training_run
 from aida_lab.training.options import Options
 
-#: For :class:`aida_lab.workers.jobs.Jobs`: trains as ever, and leaves a run that was given up.
+#: For :class:`aida_lab.workers.jobs.Jobs`: trains a run and stops it if it is pruned.
 RUNNER = f"{__name__}:run"
 
-#: The state of such a run's outcome.
+#: The state of a pruned run's outcome.
 PRUNED = "pruned"
 
 
-class _GivenUp(Exception):  # noqa: N818 - nothing went wrong
-    """The run is not wanted any more."""
+class _Pruned(Exception):  # noqa: N818 - not an error
+    """The run was pruned."""
 
 
-def give_up(out: Path, run: str) -> None:
-    """Have whoever trains the run leave it after the epoch at hand; its curve stays, its checkpoints go."""
-    word = _word(out, run)
-    word.parent.mkdir(parents=True, exist_ok=True)
-    word.touch()
+def prune(out: Path, run: str) -> None:
+    """Stop a run after its current epoch, in any process. Its curve is kept, its checkpoints are deleted."""
+    marker = _marker(out, run)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def run(spec: RunSpec, out: Path, options: Options, listen: Listener) -> Mapping[str, Any]:
-    """Train a run unless it is given up on the way."""
-    word = _word(out, spec.key)
-    word.unlink(missing_ok=True)  # of a process that was killed before it read it
+    """Train a run until it ends or is pruned."""
+    marker = _marker(out, spec.key)
+    marker.unlink(missing_ok=True)  # left by a killed process
 
-    def hear(event: Event) -> None:
+    def forward(event: Event) -> None:
         listen(event)
-        if event.kind == "epoch" and event.epoch < event.epochs and word.exists():
-            raise _GivenUp
+        if event.kind == "epoch" and event.epoch < event.epochs and marker.exists():
+            raise _Pruned
 
     try:
-        return training_run.run(spec, out, options, hear)
-    except _GivenUp:
+        return training_run.run(spec, out, options, forward)
+    except _Pruned:
         with suppress(RunBusyError), RunFolder.open(out, spec) as folder:
             folder.drop_checkpoints()
         return {"state": PRUNED}
     finally:
-        word.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
-def _word(out: Path, run: str) -> Path:
-    # a file: the process that trains may be another, whose pipe takes whole runs only
+def _marker(out: Path, run: str) -> Path:
+    # a file, because the pipe of a worker process carries only whole runs
     return out / "search" / f"{run}.given-up"

@@ -1,4 +1,4 @@
-"""Where searches are kept: an Optuna storage that is opened, asked with patience, and named without its password."""
+"""An Optuna storage with retries, whose password never appears in messages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from urllib.parse import quote, quote_plus, unquote
 
 Result = TypeVar("Result")
 
-#: Seconds that a storage may stay away during a search: a database server restarts in less.
-PATIENCE = 120.0
-#: Seconds at the start: longer waiting would only hide a wrong address. Two workers that both make the tables of
-#: a new database are behind one another by then.
-_AT_FIRST = 10.0
-#: Seconds between two tries: the first, and the longest. Well under a worker's grace: a trial whose making went
-#: unanswered is not beaten for until the next try finds it.
+#: Seconds to retry during a search; a database server restarts in less.
+TIMEOUT = 120.0
+#: Seconds to retry when opening. Longer would only hide a wrong address; two workers that both create the tables of a
+#: new database need less.
+_OPEN_TIMEOUT = 10.0
+#: Seconds before the first retry, and at most. Far less than the heartbeat timeout, because a trial whose creation was
+#: not acknowledged sends no heartbeat until the next try finds it.
 _PAUSE, _LONGEST_PAUSE = 0.25, 1.0
-#: Seconds to wait for another process that writes to the same SQLite file.
+#: Seconds to wait for a lock on the SQLite file.
 _SQLITE_TIMEOUT = 60.0
 
 
 class StorageError(Exception):
-    """The storage cannot be used, or not any more; the message says what to do."""
+    """The storage cannot be opened or stopped responding. The message says what to do."""
 
 
 def missing_packages(address: str | None) -> str:
-    """What a search needs and is not installed, in one line with the way out; empty where all is there."""
+    """One line that names missing packages and how to install them; empty if there are none."""
     needed = {"optuna": "Optuna"}
     if address is not None and address.startswith("postgres"):
         needed["psycopg"] = "psycopg"
@@ -38,67 +38,67 @@ def missing_packages(address: str | None) -> str:
 
 
 class Storage:
-    """An Optuna storage by its address: SQLite's file or a PostgreSQL server.
+    """An Optuna storage at an address: an SQLite file or a PostgreSQL server.
 
-    An operation that meets trouble is tried again for a while. It may then have been carried out before, with only
-    the answer lost: whoever asks must see to it that a second time does no harm.
+    Failed operations are retried. The first try may have succeeded with only its reply lost, so operations must be
+    safe to repeat.
     """
 
     def __init__(
         self,
         address: str,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
         note: Callable[[str], None] = lambda text: None,
-        hurried: Callable[[], bool] = lambda: False,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         import optuna
         import sqlalchemy
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         url = _url(address)
-        #: For people: without its password, and without a query, which may hold one.
+        #: For messages: without the password and without the query, which may contain one.
         self.title = url.set(query={}).render_as_string(hide_password=True)
         self._secrets = _secrets(url)
-        self._trouble = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError)
-        self._patience, self._note, self._hurried = patience, note, hurried
+        self._errors = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError)
+        self._timeout, self._note, self._cancelled = timeout, note, cancelled
         try:
-            self.rdb = self._persist(lambda: _connected(address), min(patience, _AT_FIRST))
+            self.rdb = self._retry(lambda: _connect(address), min(timeout, _OPEN_TIMEOUT))
         except (
-            *self._trouble,
+            *self._errors,
             sqlalchemy.exc.SQLAlchemyError,
             ImportError,
             OSError,
             ValueError,
             RuntimeError,
         ) as error:
-            raise StorageError(f"{self.title} cannot be used: {self._said(error)}") from error
+            raise StorageError(f"{self.title} cannot be used: {self._message(error)}") from error
 
-    def ask(self, operation: Callable[[], Result]) -> Result:
-        """What ``operation`` returns, as soon as the storage answers; StorageError when it stays away too long."""
+    def retry(self, operation: Callable[[], Result]) -> Result:
+        """Return the result of ``operation``, with retries. Raises StorageError after the timeout."""
         try:
-            return self._persist(operation, self._patience)
-        except self._trouble as error:
+            return self._retry(operation, self._timeout)
+        except self._errors as error:
             raise StorageError(
-                f"{self.title} does not answer any more: {self._said(error)}. Nothing is lost: what was trained is "
-                "saved, and the same command goes on when the storage is back"
+                f"{self.title} stopped responding: {self._message(error)}. Nothing is lost: trained runs are saved; "
+                "run the same command again when the storage is back"
             ) from error
 
     def try_once(self, operation: Callable[[], Result]) -> Result | None:
-        """What ``operation`` returns; None where there is trouble, for what can as well be done later."""
-        with suppress(*self._trouble):
+        """Return the result of ``operation``, or None if the storage fails."""
+        with suppress(*self._errors):
             return operation()
         return None
 
-    def _persist(self, operation: Callable[[], Result], patience: float) -> Result:
-        end, pause = time.monotonic() + patience, _PAUSE
+    def _retry(self, operation: Callable[[], Result], timeout: float) -> Result:
+        end, pause = time.monotonic() + timeout, _PAUSE
         while True:
             try:
                 return operation()
-            except self._trouble as error:  # noqa: PERF203 - it is what the loop is for
-                if time.monotonic() > end or self._hurried():
+            except self._errors as error:  # noqa: PERF203 - the loop retries
+                if time.monotonic() > end or self._cancelled():
                     raise
                 if pause == _PAUSE:
-                    self._note(f"{self.title}: {self._said(error)}; trying again for {patience:g} s")
+                    self._note(f"{self.title}: {self._message(error)}; retrying for {timeout:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -106,92 +106,94 @@ class Storage:
         self.rdb.remove_session()
         self.rdb.engine.dispose()
 
-    def _said(self, error: BaseException) -> str:
-        """What the database said, not what Optuna and SQLAlchemy say around it, in one line without a password."""
+    def _message(self, error: BaseException) -> str:
+        """The first line of the database's own error, without passwords."""
         cause = error.__cause__ or error
-        said = str(getattr(cause, "orig", None) or cause).strip().splitlines()
-        line = said[0].rstrip(".") if said else type(cause).__name__
+        lines = str(getattr(cause, "orig", None) or cause).strip().splitlines()
+        line = lines[0].rstrip(".") if lines else type(cause).__name__
         for secret in self._secrets:
             line = line.replace(secret, "***")
         return line
 
 
 def sqlite_in(out: Path) -> str:
-    """The address of the storage that lies with the runs, whatever characters the folder's name has."""
+    """The address of the SQLite storage in the folder of the runs, which may have any name."""
     import sqlalchemy
 
     path, query = str(out / "search.db"), {}
-    if "?" in path:  # where an address has its query; SQLite's own form of an address knows a way
+    if "?" in path:  # would start the query of the address; the URI form of SQLite allows it
         path, query = f"file:{quote(path)}", {"uri": "true"}
     return sqlalchemy.URL.create("sqlite", database=path, query=query).render_as_string()
 
 
 def _url(address: str) -> Any:
-    """The address, with the driver that the extra ``search`` installs where it names none."""
+    """Parse the address. PostgreSQL without a driver gets the one that the extra ``search`` installs."""
     import sqlalchemy
 
     try:
         url = sqlalchemy.make_url(address)
     except (sqlalchemy.exc.ArgumentError, ValueError):
         url = None
-    if url is None or (url.get_backend_name() != "sqlite" and _is_torn(address, url)):
+    if url is None or (url.get_backend_name() != "sqlite" and _may_leak(address, url)):
         raise StorageError(
-            "--storage is no address (it is not shown, for it may hold a password); write it as "
-            "postgresql://USER@HOST/DATABASE or sqlite:///FILE, and an @, / or ? of a password as %40, %2F or %3F"
+            "--storage is not a valid address (not shown, because it may contain a password); use "
+            "postgresql://USER@HOST/DATABASE or sqlite:///FILE, and write @, / or ? in a password as %40, %2F or %3F"
         )
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     return url
 
 
-def _is_torn(address: str, url: Any) -> bool:
-    """Whether a password, or a part of one, may have become a name: of the user, the host or the database."""
+def _may_leak(address: str, url: Any) -> bool:
+    """Whether part of a password may have been parsed as the name of the user, the host or the database."""
     names = f"{url.username}{url.host}{url.database}"
     return "@" in names or "=" in names or "?" in address.rpartition("@")[0]
 
 
 def _secrets(url: Any) -> set[str]:
-    """What must not be printed, as it is and as an address has it."""
+    """Passwords that must not be printed, plain and URL-encoded."""
     hidden = {url.password or "", *(str(value) for name, value in url.query.items() if "pass" in name.lower())}
     return {form for each in hidden - {""} for form in (each, quote(each, safe=""), quote_plus(each))}
 
 
-def _connected(address: str) -> Any:
+def _connect(address: str) -> Any:
     import optuna
 
     url = _url(address)
-    settings: dict[str, Any] = {"pool_pre_ping": True}  # a pooled connection may be older than the server
+    settings: dict[str, Any] = {
+        "pool_pre_ping": True
+    }  # the server may have restarted since a pooled connection was opened
     if url.get_backend_name() == "sqlite":
         if url.database:
             file = unquote(url.database.removeprefix("file:")) if "uri" in url.query else url.database
             Path(file).parent.mkdir(parents=True, exist_ok=True)
         settings["connect_args"] = {"timeout": _SQLITE_TIMEOUT}
     elif url.get_driver_name() == "psycopg":
-        # keep-alives: a machine that vanished must not be waited for until TCP gives up, hours later
+        # keep-alives, because TCP alone notices a lost server only after hours
         settings["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
-    rdb = optuna.storages.RDBStorage(_braced(url.render_as_string(hide_password=False)), engine_kwargs=settings)
+    rdb = optuna.storages.RDBStorage(_escape_braces(url.render_as_string(hide_password=False)), engine_kwargs=settings)
     if url.get_backend_name() == "sqlite":
-        _write_locked(rdb.engine)
+        _lock_on_begin(rdb.engine)
     return rdb
 
 
-def _braced(address: str) -> str:
-    """Optuna fills the address as a template; a password may have braces."""
+def _escape_braces(address: str) -> str:
+    """Optuna formats the address as a template, and a password may contain braces."""
     return address.replace("{", "{{").replace("}", "}}")
 
 
-def _write_locked(engine: Any) -> None:
-    """Every transaction has the file for itself from its beginning.
+def _lock_on_begin(engine: Any) -> None:
+    """Lock the SQLite file at the start of every transaction.
 
-    Python's sqlite3 begins one only before the first change: what was read before it, the state of a trial say,
-    may then be another's by the time it is written, and both would believe to have set it.
+    Python's sqlite3 begins a transaction only before the first write. Another process could change the state of a trial
+    between a read and that write, and both processes would believe that they had set it.
     """
     from sqlalchemy import event
 
-    engine.dispose()  # connections of before would have the old manner
+    engine.dispose()  # existing connections would keep the old behaviour
 
     @event.listens_for(engine, "connect")
-    def leave_transactions_to_us(connection: Any, record: Any) -> None:
+    def disable_implicit_begin(connection: Any, record: Any) -> None:
         connection.isolation_level = None
 
     @event.listens_for(engine, "begin")

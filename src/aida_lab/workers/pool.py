@@ -23,7 +23,7 @@ from aida_lab.workers.attempt import Outcome, record_failure
 from aida_lab.workers.worker import request
 
 #: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
-_START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main()"
+_START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({}, {!r})"
 
 #: Number of log lines of a dead worker that are kept with its run.
 _TAIL = 50
@@ -57,7 +57,7 @@ class Worker:
         self._unread = b""
         self.events, write_end = os.pipe()
         os.set_blocking(self.events, False)
-        command = [sys.executable, "-c", _START, "--events", str(write_end), "--runner", config.runner]
+        command = [sys.executable, "-c", _START.format(write_end, config.runner)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

@@ -6,7 +6,6 @@ output of libraries cannot mix with them. When stdin closes, it saves the curren
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import json
 import os
@@ -24,7 +23,7 @@ from aida_lab.events import Event
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
-from aida_lab.workers.attempt import RUNNER, attempt, gpu_is_usable, runner_named
+from aida_lab.workers.attempt import attempt, gpu_is_usable, runner_named
 
 #: Seconds that a run may take to save itself after stdin has closed.
 SAVE_TIMEOUT = 120.0
@@ -82,16 +81,12 @@ class Requests:
         os._exit(1)
 
 
-def main() -> None:
-    """Train the requested runs until stdin closes."""
-    parser = argparse.ArgumentParser(prog="aida_lab.workers.worker", description=__doc__)
-    parser.add_argument("--events", type=int, required=True, help="file descriptor of the pipe for events")
-    parser.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def main(events: int, runner: str) -> None:
+    """Train the requested runs until stdin closes, and write messages to the file descriptor ``events``."""
     faulthandler.enable()  # a crash in C code writes the Python stack to the log
-    runner = runner_named(args.runner)
+    train = runner_named(runner)
     # if the pool is gone, stdin closes as well, which stops this process
-    with suppress(BrokenPipeError), os.fdopen(args.events, "w", encoding="utf-8") as pipe:
+    with suppress(BrokenPipeError), os.fdopen(events, "w", encoding="utf-8") as pipe:
 
         def send(message: Mapping[str, Any]) -> None:
             with suppress(BrokenPipeError):
@@ -105,7 +100,7 @@ def main() -> None:
         with requests.stop:
             for content in requests:
                 spec, out, options = read_request(content)
-                outcome = attempt(spec, out, options, forward, runner)
+                outcome = attempt(spec, out, options, forward, train)
                 usable = gpu_is_usable()
                 send({"outcome": asdict(outcome), "usable": usable})
                 if not usable:
