@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,6 @@ class Spread:
     mean: float
     std: float | None
     n: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std, "n": self.n}
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Findings:
             "shortened": plan.shortened,
             "configurations": [{**_row(row), "winner": row is self.best} for row in self.rows],
             "repetitions": [_row(row) for row in self.repetitions],
-            "repeated": {by: found.to_json() for by in ("best", "last") if (found := self.spread(by)) is not None},
+            "repeated": {by: asdict(found) for by in ("best", "last") if (found := self.spread(by)) is not None},
         }
 
     def write(self, out: Path) -> Path:
@@ -108,16 +105,11 @@ def best_of(rows: Sequence[Row], plan: Plan) -> Row | None:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    measured = row.measured
     return {
         "values": dict(row.configuration),
         "run": row.spec.key,
         "seed": row.spec.seed,
         "state": row.state,
-        "best": measured.best if measured else None,
-        "best_epoch": measured.best_epoch if measured else None,
-        "last": measured.last if measured else None,
-        "folder": measured.folder if measured else None,
-        "host": measured.host if measured else None,
+        **{name: getattr(row.measured, name, None) for name in ("best", "best_epoch", "last", "folder", "host")},
         **({"problem": row.problem} if row.problem else {}),
     }

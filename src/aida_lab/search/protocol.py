@@ -21,7 +21,7 @@ from aida_lab.search.pruning import PRUNED, prune
 from aida_lab.search.sampling import SEEDS, listed_values, pruner_of, value_ranges
 from aida_lab.search.stage import Row, Stage
 from aida_lab.search.storage import StorageError
-from aida_lab.search.trials import Register
+from aida_lab.search.trials import Lease, Register
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.workers.attempt import Outcome
@@ -61,8 +61,7 @@ class Search:
         if not self.configurations.done(rows):
             self.over = self.configurations.stuck(rows)
             return None
-        best = best_of(rows, self.plan)
-        if best is None:
+        if (best := best_of(rows, self.plan)) is None:
             self.over = True
             return None
         if self.repetitions is None:
@@ -116,15 +115,11 @@ class Search:
         )
         if grid:
             return Stage(trials, plan.spec, self._value, listed=plan.space.grid())
-        return Stage(
-            trials,
-            plan.spec,
-            self._value,
-            propose=lambda each: each.propose(
-                plan.space, plan.base.seed, plan.trials, lambda configuration: plan.spec(configuration).key
-            ),
-            wanted=plan.trials,
-        )
+
+        def propose() -> Lease | None:
+            return trials.propose(plan.space, plan.base.seed, plan.trials, lambda values: plan.spec(values).key)
+
+        return Stage(trials, plan.spec, self._value, propose=propose, wanted=plan.trials)
 
     def _repetition_stage(self, best: Row) -> Stage:
         plan = self.plan
@@ -196,13 +191,13 @@ class Protocol:
         stage = next(filter(None, (search.stage_of(outcome.key) for search in self._searches)))
         folder = self._jobs.out / outcome.key
         if outcome.done:
-            measured = measure(folder)
-            if measured is None:
+            record = read_run(folder)
+            if record.result is None:
                 stage.fail(outcome.key, f"{folder} no longer has a result")
             else:
-                stage.complete(outcome.key, measured)
+                stage.complete(outcome.key, _measured(record, record.result["state"]))
         elif str(outcome.state) == PRUNED:
-            spec, found = stage.spec_of(outcome.key), pruned(folder)
+            spec, found = stage.spec_of(outcome.key), _measured(read_run(folder), "pruned")
             stage.prune(outcome.key, found)
             self._report(found, spec, "pruned: worse than the median of other runs")
         elif outcome.state == "failed":
@@ -239,17 +234,6 @@ class Protocol:
             self._waiting = True
             self._listen(Event("note", "", text="other workers train the rest; waiting for them"))
         time.sleep(_POLL)
-
-
-def measure(folder: Path) -> Measured | None:
-    """The result of the run in a folder; None if it has none."""
-    record = read_run(folder)
-    return None if record.result is None else _measured(record, record.result["state"])
-
-
-def pruned(folder: Path) -> Measured:
-    """The result so far of the pruned run in a folder."""
-    return _measured(read_run(folder), "pruned")
 
 
 def _measured(record: RunRecord, state: MeasuredState) -> Measured:

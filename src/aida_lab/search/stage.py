@@ -18,9 +18,6 @@ from aida_lab.search.space import Configuration, as_text
 from aida_lab.search.trials import WORKER, Lease, Trials, known, live, measured_in
 from aida_lab.spec import RunSpec
 
-#: Leases a new configuration; None if there are enough. See :meth:`Trials.propose`.
-Propose = Callable[[Trials], Lease | None]
-
 
 @dataclass(frozen=True)
 class Row:
@@ -36,7 +33,7 @@ class Row:
 
 
 class Stage:
-    """The configurations of one study: the ``listed`` ones, or without a list those that ``propose`` has created."""
+    """The configurations of one study: the ``listed`` ones, or those that ``propose`` leases until there are enough."""
 
     def __init__(
         self,
@@ -44,7 +41,7 @@ class Stage:
         spec_of: Callable[[Configuration], RunSpec],
         value_of: Callable[[Measured], float],
         listed: Sequence[Configuration] | None = None,
-        propose: Propose | None = None,
+        propose: Callable[[], Lease | None] | None = None,
         wanted: int | None = None,
     ) -> None:
         self.trials = trials
@@ -60,18 +57,15 @@ class Stage:
     def acquire(self, out: Path, avoided: set[str]) -> RunSpec | None:
         """Lease the next run for this worker; None if there is none at the moment."""
         choose: Callable[[list[Configuration]], Configuration] = operator.itemgetter(0)
-        while free := self._free(out, avoided):
+        lease = None
+        while lease is None and (free := self._free(out, avoided)):
             configuration = choose(free)
-            spec = self.spec(configuration)
-            if (lease := self.trials.acquire(configuration, spec.key)) is not None:
-                self._leases[spec.key] = lease
-                return spec
+            lease = self.trials.acquire(configuration, self.spec(configuration).key)
             choose = random.choice  # workers that start together would compete for the next one again
-        proposed = self._propose(self.trials) if self._propose else None
-        if proposed is None:
+        if lease is None and (self._propose is None or (lease := self._propose()) is None):
             return None
-        spec = self.spec(proposed.configuration)
-        self._leases[spec.key] = proposed
+        spec = self.spec(lease.configuration)
+        self._leases[spec.key] = lease
         return spec
 
     def _free(self, out: Path, avoided: set[str]) -> list[Configuration]:

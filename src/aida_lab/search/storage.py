@@ -63,14 +63,7 @@ class Storage:
         self._timeout, self._note, self._cancelled = timeout, note, cancelled
         try:
             self.rdb = self._retry(lambda: _connect(address), min(timeout, _OPEN_TIMEOUT))
-        except (
-            *self._errors,
-            sqlalchemy.exc.SQLAlchemyError,
-            ImportError,
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:
+        except (*self._errors, sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, ValueError, RuntimeError) as error:
             raise StorageError(f"{self.title} cannot be used: {self._message(error)}") from error
 
     def retry(self, operation: Callable[[], Result]) -> Result:

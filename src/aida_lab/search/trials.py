@@ -79,16 +79,13 @@ class Register:
 
     def _read_beats(self) -> dict[int, object] | None:
         beats: dict[int, object] = {}
+        read = partial(self.storage.rdb.get_all_trials, deepcopy=False, states=(TrialState.RUNNING,))
         for study in list(self._studies):
-            running = self.storage.try_once(partial(self._running, study))
+            running = self.storage.try_once(partial(read, study))
             if running is None:
                 return None
             beats.update({trial._trial_id: trial.user_attrs.get(BEAT) for trial in running})
         return beats
-
-    def _running(self, study: int) -> list[FrozenTrial]:
-        found: list[FrozenTrial] = self.storage.rdb.get_all_trials(study, deepcopy=False, states=(TrialState.RUNNING,))
-        return found
 
 
 class Trials:
