@@ -17,7 +17,7 @@ from aida_lab.search.findings import Findings, best_of
 from aida_lab.search.liveness import this_worker
 from aida_lab.search.measured import Measured, MeasuredState
 from aida_lab.search.plan import Plan
-from aida_lab.search.pruning import PRUNED, prune
+from aida_lab.search.pruning import prune
 from aida_lab.search.sampling import SEEDS, listed_values, pruner_of, value_ranges
 from aida_lab.search.stage import Row, Stage
 from aida_lab.search.storage import StorageError
@@ -196,7 +196,7 @@ class Protocol:
                 stage.fail(outcome.key, f"{folder} no longer has a result")
             else:
                 stage.complete(outcome.key, _measured(record, record.result["state"]))
-        elif str(outcome.state) == PRUNED:
+        elif outcome.state == "pruned":
             spec, found = stage.spec_of(outcome.key), _measured(read_run(folder), "pruned")
             stage.prune(outcome.key, found)
             self._report(found, spec, "pruned: worse than the median of other runs")

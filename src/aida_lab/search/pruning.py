@@ -16,9 +16,6 @@ from aida_lab.training.options import Options
 #: For :class:`aida_lab.workers.jobs.Jobs`: trains a run and stops it if it is pruned.
 RUNNER = f"{__name__}:run"
 
-#: The state of a pruned run's outcome.
-PRUNED = "pruned"
-
 
 class _Pruned(Exception):  # noqa: N818 - not an error
     """The run was pruned."""
@@ -46,7 +43,7 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener) -> Mapping
     except _Pruned:
         with suppress(RunBusyError), RunFolder.open(out, spec) as folder:
             folder.drop_checkpoints()
-        return {"state": PRUNED}
+        return {"state": "pruned"}
     finally:
         marker.unlink(missing_ok=True)
 

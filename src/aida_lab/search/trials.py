@@ -74,7 +74,7 @@ class Register:
         self.heartbeat.close()
 
     def _send_beat(self, trial: int, number: int) -> None:
-        with suppress(UpdateFinishedTrialError):  # another worker ended our trial: noticed when its run ends
+        with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
             self.storage.try_once(lambda: self.storage.rdb.set_trial_user_attr(trial, BEAT, number))
 
     def _read_beats(self) -> dict[int, object] | None:
@@ -151,17 +151,17 @@ class Trials:
             self._withdraw(lease)
         return None
 
-    def complete(self, lease: Lease, measured: Measured, value: float) -> bool:
-        """Store a result. Returns False if the lease was lost, so that another worker measures it."""
-        return self._end(lease, TrialState.COMPLETE, [value], {MEASURED: measured.to_json()})
+    def complete(self, lease: Lease, measured: Measured, value: float) -> None:
+        """Store a result. If the lease was lost, another worker measures the configuration instead."""
+        self._end(lease, TrialState.COMPLETE, {MEASURED: measured.to_json()}, [value])
 
-    def prune(self, lease: Lease, measured: Measured) -> bool:
+    def prune(self, lease: Lease, measured: Measured) -> None:
         """Store the result of a pruned run, which is not measured again."""
-        return self._end(lease, TrialState.PRUNED, None, {MEASURED: measured.to_json()})
+        self._end(lease, TrialState.PRUNED, {MEASURED: measured.to_json()})
 
     def release(self, lease: Lease, reason: str) -> None:
         """Free a configuration for other workers."""
-        self._end(lease, TrialState.FAIL, None, {ENDED: reason})
+        self._end(lease, TrialState.FAIL, {ENDED: reason})
 
     def reap_orphans(self) -> Sequence[FrozenTrial]:
         """Free the configurations of dead workers and return all trials."""
@@ -173,7 +173,7 @@ class Trials:
             and (trial._trial_id in timed_out or is_dead(trial.user_attrs.get(WORKER, {})))
         ]
         for trial in orphans:
-            self._end(Lease(trial, {}), TrialState.FAIL, None, {ENDED: "its worker was not heard of any more"})
+            self._end(Lease(trial, {}), TrialState.FAIL, {ENDED: "its worker was not heard of any more"})
         return self.read() if orphans else trials
 
     def report(self, lease: Lease, epoch: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
@@ -198,22 +198,19 @@ class Trials:
         return first is not None and first._trial_id == lease.trial
 
     def _withdraw(self, lease: Lease) -> None:
-        self._end(lease, TrialState.FAIL, None, {WITHDRAWN: True})
+        self._end(lease, TrialState.FAIL, {WITHDRAWN: True})
 
     def _end(
-        self, lease: Lease, state: TrialState, values: Sequence[float] | None, attributes: Mapping[str, Any]
-    ) -> bool:
-        rdb = self._storage.rdb
+        self, lease: Lease, state: TrialState, attributes: Mapping[str, Any], values: Sequence[float] | None = None
+    ) -> None:
+        """End a trial, unless an earlier try or a worker that took this one for dead has ended it."""
         try:
-            for key, value in attributes.items():
-                self._set(lease.trial, key, value)
-            self._storage.retry(lambda: rdb.set_trial_state_values(lease.trial, state, values))
-        except UpdateFinishedTrialError:
-            # ended by an earlier try, or by a worker that took this one for dead
-            return bool(self._storage.retry(lambda: rdb.get_trial(lease.trial)).state == state)
+            with suppress(UpdateFinishedTrialError):
+                for key, value in attributes.items():
+                    self._set(lease.trial, key, value)
+                self._storage.retry(lambda: self._storage.rdb.set_trial_state_values(lease.trial, state, values))
         finally:
             self._heartbeat.remove(lease.trial)
-        return True
 
     def _set(self, trial: int, key: str, value: Any) -> None:
         self._storage.retry(lambda: self._storage.rdb.set_trial_user_attr(trial, key, value))

@@ -21,7 +21,7 @@ from aida_lab.spec import RunSpec
 from aida_lab.training.options import Options
 from aida_lab.training.run import Interrupted
 
-State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy"]
+State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy", "pruned"]
 
 #: Trains one run: ``aida_lab.training.run.run``, or a substitute in tests.
 Runner = Callable[[RunSpec, Path, Options, Listener], Mapping[str, Any]]
