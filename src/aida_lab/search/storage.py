@@ -17,7 +17,7 @@ TIMEOUT = 120.0
 #: Seconds to retry when opening. Longer would only hide a wrong address; two workers that both create the tables of a
 #: new database need less.
 _OPEN_TIMEOUT = 10.0
-#: Seconds before the first retry, and at most. Far less than the heartbeat timeout, because a trial whose creation was
+#: First and longest pause between tries, in seconds. Far below the heartbeat timeout: a trial whose creation was
 #: not acknowledged sends no heartbeat until the next try finds it.
 _PAUSE, _LONGEST_PAUSE = 0.25, 1.0
 #: Seconds to wait for a lock on the SQLite file.
