@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from aida_lab.data import sets
 from aida_lab.frechet import efficientnet, inception
-from aida_lab.frechet.cache import cached_moments
 from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
 from aida_lab.frechet.inception import InceptionV3, load_inception
-from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida_lab.frechet.pictures import as_saved
 from aida_lab.frechet.weights import WeightsError
+from aida_lab.tasks.gan import as_saved
 from lab_cases import one_thread_and_a_seed
 from real_data import needs
 
@@ -116,7 +115,7 @@ def test_what_is_not_finite_is_no_distance_and_one_vector_no_covariance() -> Non
     moments = Moments.of(spread(10, 4, 7))
     broken = replace(moments, mean=moments.mean * math.nan)
     assert math.isnan(frechet_distance(moments, broken))
-    with pytest.raises(ValueError, match="needs at least 2 vectors, not 1"):
+    with pytest.raises(ValueError, match="needs at least 2 vectors, got 1"):
         frechet_distance(moments, Moments.of(spread(1, 4, 8)))
 
 
@@ -238,13 +237,13 @@ def test_inception_pools_as_pytorch_fid_does() -> None:
 def test_other_files_than_the_known_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "inception.pth"
     path.write_bytes(b"not weights")
-    with pytest.raises(WeightsError, match=r"it has 11 bytes where 95,628,359 belong; get it from https://github"):
+    with pytest.raises(WeightsError, match=r"it has 11 bytes instead of 95,628,359; get it from https://github"):
         load_inception(path)
     monkeypatch.setattr(inception, "FILE", replace(inception.FILE, size=11))
-    with pytest.raises(WeightsError, match=r"its SHA-256 is [0-9a-f]{64} where 6726825d"):
+    with pytest.raises(WeightsError, match=r"its SHA-256 is [0-9a-f]{64} instead of 6726825d"):
         load_inception(path)
     with pytest.raises(
-        WeightsError, match=r"there is no .*other\.pth; pt_inception-2015-12-05-6726825d\.pth is wanted"
+        WeightsError, match=r"other\.pth does not exist; pt_inception-2015-12-05-6726825d\.pth is needed"
     ):
         load_inception(tmp_path / "other.pth")
 
@@ -311,7 +310,7 @@ def test_moments_are_computed_once_for_one_origin(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["small.pt"]
     assert not torch.equal(cached_moments(path, "dogs", compute).mean, first.mean)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.warns(UserWarning, match=r"small\.pt cannot be read .* and is made again"):
+    with pytest.warns(UserWarning, match=r"small\.pt cannot be read .* and is computed again"):
         cached_moments(path, "dogs", compute)
     assert len(calls) == 3
 
@@ -319,6 +318,6 @@ def test_moments_are_computed_once_for_one_origin(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
 def test_moments_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "frechet").write_text("a file where the folder would be")
-    with pytest.warns(UserWarning, match="cannot be kept at"):
+    with pytest.warns(UserWarning, match="cannot be cached at"):
         found = cached_moments(tmp_path / "frechet" / "small.pt", "cats", lambda: Moments.of(spread(9, 3, 1)))
     assert found.count == 9

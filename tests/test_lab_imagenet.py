@@ -20,7 +20,7 @@ from aida_lab import distributed
 from aida_lab.data import batches, folders, sets
 from aida_lab.data.batches import Batches, Pass, Views
 from aida_lab.data.errors import DataError
-from aida_lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
+from aida_lab.data.folders import image_folder, pixels, random_crop_box, random_resized_crop, resize_and_centre_crop
 from aida_lab.data.sets import DataSet
 from aida_lab.experiments import find_experiment
 from aida_lab.task import TaskContext
@@ -64,10 +64,10 @@ def test_images_are_listed_by_class_and_name(tree: DataSet, tmp_path: Path) -> N
 def test_an_incomplete_split_and_an_undecodable_image_are_named(tree: DataSet, tmp_path: Path) -> None:
     found = image_folder(tree, "val", tmp_path)
     found.path(3).write_bytes(found.path(3).read_bytes()[:100])
-    with pytest.raises(DataError, match=rf"{found.path(3).name} cannot be decoded .*; replace it with the one"):
+    with pytest.raises(DataError, match=rf"{found.path(3).name} cannot be decoded .*; replace it with the file"):
         folders.decode(found.path(3))
     found.path(3).unlink()
-    with pytest.raises(DataError, match=r"val holds 11 images where 12 belong; mend it with: aida data import"):
+    with pytest.raises(DataError, match=r"val has 11 images instead of 12; fix it with: aida data import"):
         image_folder(tree, "val", tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_grey_images_become_colour(tmp_path: Path) -> None:
     assert pixels(folders.decode(tmp_path / "grey.JPEG")).tolist() == torch.full((4, 5, 3), 77).tolist()
 
 
-def test_a_missing_pillow_is_named_with_the_command_that_brings_it(
+def test_a_missing_pillow_is_named_with_the_command_that_installs_it(
     tree: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
@@ -90,7 +90,8 @@ def test_a_missing_pillow_is_named_with_the_command_that_brings_it(
 def test_random_crops_keep_to_their_areas_and_ratios() -> None:
     width, height = 400, 400
     boxes = torch.tensor(
-        [random_box(width, height, torch.Generator().manual_seed(seed)) for seed in range(2000)], dtype=torch.float64
+        [random_crop_box(width, height, torch.Generator().manual_seed(seed)) for seed in range(2000)],
+        dtype=torch.float64,
     )
     left, top, across, down = boxes.T
     assert bool(((left >= 0) & (top >= 0) & (left + across <= width) & (top + down <= height)).all())
@@ -108,14 +109,14 @@ def test_an_image_too_long_for_any_crop_gives_its_middle(
     width: int, height: int, box: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "AREA", (0.9, 1.0))
-    assert random_box(width, height, torch.Generator().manual_seed(0)) == box
+    assert random_crop_box(width, height, torch.Generator().manual_seed(0)) == box
 
 
 def test_views_are_squares_of_what_the_box_holds() -> None:
     shown = set()
     for seed in range(40):
-        left, top, width, height = random_box(200, 100, torch.Generator().manual_seed(seed))
-        view = pixels(random_view(picture(200, 100), 32, torch.Generator().manual_seed(seed))).float()  # type: ignore[arg-type]
+        left, top, width, height = random_crop_box(200, 100, torch.Generator().manual_seed(seed))
+        view = pixels(random_resized_crop(picture(200, 100), 32, torch.Generator().manual_seed(seed))).float()  # type: ignore[arg-type]
         assert view.shape == (32, 32, 3)
         ends = sorted([float(view[:, 0, 0].mean()), float(view[:, -1, 0].mean())])
         assert ends == pytest.approx([left / 199 * 255, (left + width - 1) / 199 * 255], abs=0.02 * 255 + 2)
@@ -127,7 +128,7 @@ def test_views_are_squares_of_what_the_box_holds() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(400, 300), (300, 400), (256, 256), (224, 224), (100, 900)])
 def test_the_middle_is_cut_after_the_shorter_side_is_256(width: int, height: int) -> None:
-    view = pixels(centre_view(picture(width, height), 224, 256)).float()  # type: ignore[arg-type]
+    view = pixels(resize_and_centre_crop(picture(width, height), 224, 256)).float()  # type: ignore[arg-type]
     assert view.shape == (224, 224, 3)
     scale = 256 / min(width, height)
     for channel, side in ((0, width), (1, height)):

@@ -20,7 +20,7 @@ from aida_lab.data.text import batchify
 from aida_lab.experiments.ptb import EXPERIMENTS
 from aida_lab.models.lstm import AwdLstm, WeightDrop
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks import language, reading
+from aida_lab.tasks import language, lstm_evaluation
 from aida_lab.tasks.language import LanguageTask, stretches
 from lab_cases import one_thread_and_a_seed, words
 from real_data import needs
@@ -238,8 +238,8 @@ def literal_perplexity(model: AwdLstm, columns: Tensor) -> float:
 
 @pytest.mark.parametrize(("at_once", "piece"), [(1, 1024), (30, 1024), (33, 20), (8192, 7), (8192, 1)])
 def test_perplexity_is_that_of_reading_word_by_word(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "AT_ONCE", at_once)
-    monkeypatch.setattr(reading, "PIECE", piece)
+    monkeypatch.setattr(lstm_evaluation, "AT_ONCE", at_once)
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", piece)
     task = tiny_task()
     with torch.no_grad():
         task.model.embedding.weight.mul_(8)  # else it guesses evenly, whatever it reads
@@ -263,7 +263,7 @@ def widths_read(model: AwdLstm) -> list[int]:
 def test_pieces_are_read_until_no_start_moves(
     forget_bias: float, rounds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PIECE", 30)
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
     columns, model = batchify(text(310, 2), 1), tiny_model().eval()
     with torch.no_grad():
         model.embedding.weight.mul_(8)
@@ -271,7 +271,7 @@ def test_pieces_are_read_until_no_start_moves(
             layer.bias_ih.view(4, -1)[1] += forget_bias
         wanted = literal_perplexity(model, columns)
         calls = widths_read(model)
-        assert math.exp(reading.mean_loss(model, columns).item()) == pytest.approx(wanted, rel=1e-5)
+        assert math.exp(lstm_evaluation.mean_loss(model, columns).item()) == pytest.approx(wanted, rel=1e-5)
     *read, rest = calls
     assert set(read) == {10}, "ten pieces side by side"
     assert len(read) in rounds
@@ -279,12 +279,12 @@ def test_pieces_are_read_until_no_start_moves(
 
 
 def test_a_model_that_is_no_number_any_more_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PIECE", 30)
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
     model = tiny_model().eval()
     calls = widths_read(model)
     with torch.no_grad():
         model.layers[0].bias_ih.fill_(math.nan)
-        assert math.isnan(reading.mean_loss(model, batchify(text(301, 2), 1)).item())
+        assert math.isnan(lstm_evaluation.mean_loss(model, batchify(text(301, 2), 1)).item())
     assert calls == [10]
 
 

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 import aida
 from aida_lab.models import lstm, transformer
-from aida_lab.models.layout import Layout, whole
 from aida_lab.models.lstm import (
     AwdLstm,
     WeightDrop,
@@ -20,7 +19,7 @@ from aida_lab.models.lstm import (
     in_one_chunk,
     locked_dropout,
 )
-from aida_lab.models.transformer import Transformer, attend, sinusoid
+from aida_lab.models.transformer import Segments, Transformer, attend, sinusoid
 from lab_cases import PAD, language_loss, one_thread_and_a_seed, tiny_transformer, translation_loss, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
@@ -309,18 +308,21 @@ def test_attention_is_torchs_own() -> None:
 
 
 def test_words_see_their_own_sentence_and_causally_none_that_comes_later() -> None:
-    layout = Layout(torch.tensor([[5, 5, 5, 8, 8, 9]]), torch.tensor([[0, 1, 2, 0, 1, 0]]))
+    segments = Segments(torch.tensor([[5, 5, 5, 8, 8, 9]]), torch.tensor([[0, 1, 2, 0, 1, 0]]))
     blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2), torch.ones(1, 1)).bool()
-    assert torch.equal(layout.sees(layout)[0], blocks)
-    assert torch.equal(layout.sees(layout, causal=True)[0], blocks.tril())
-    other = Layout(torch.tensor([[8, 5, 5, 7]]), torch.tensor([[0, 0, 1, 0]]))
-    assert layout.sees(other)[0].int().tolist() == [[0, 1, 1, 0]] * 3 + [[1, 0, 0, 0]] * 2 + [[0, 0, 0, 0]]
+    assert torch.equal(segments.attention_mask(segments)[0], blocks)
+    assert torch.equal(segments.attention_mask(segments, causal=True)[0], blocks.tril())
+    other = Segments(torch.tensor([[8, 5, 5, 7]]), torch.tensor([[0, 0, 1, 0]]))
+    assert segments.attention_mask(other)[0].int().tolist() == [[0, 1, 1, 0]] * 3 + [[1, 0, 0, 0]] * 2 + [[0, 0, 0, 0]]
 
 
 def test_a_whole_layout_keeps_words_from_padding() -> None:
-    layout = whole(torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
-    assert layout.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert layout.sees(layout).int().tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 1, 1], [0, 1, 1]]]
+    segments = Segments.one_per_row(torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
+    assert segments.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert segments.attention_mask(segments).int().tolist() == [
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]],
+        [[1, 0, 0], [0, 1, 1], [0, 1, 1]],
+    ]
 
 
 def test_sinusoid_is_the_published_table() -> None:

@@ -7,14 +7,38 @@ vocabulary, where the logits are scaled by d_model^−½ because its entries are
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.models.layout import Layout, whole
-
 #: The public code's; torch's default is ten times that.
 NORM_EPS = 1e-6
+
+
+class Segments(NamedTuple):
+    """Which sentence and which position each token of a ``(rows, width)`` batch belongs to.
+
+    A row may hold several sentences (sequence packing). Only attention must keep them apart; everything else acts on
+    single tokens.
+    """
+
+    sentences: Tensor  #: sentence ids; padding has an id that no sentence of its row has
+    positions: Tensor  #: distance from the start of the sentence
+
+    def attention_mask(self, other: Segments, *, causal: bool = False) -> Tensor:
+        """``(rows, width, other width)``: True if a token may attend to a token of ``other``.
+
+        It may if both belong to the same sentence of the same row and, if ``causal``, the other is not later.
+        """
+        mask = self.sentences[:, :, None] == other.sentences[:, None, :]
+        return mask & (self.positions[:, :, None] >= other.positions[:, None, :]) if causal else mask
+
+    @classmethod
+    def one_per_row(cls, is_token: Tensor) -> Segments:
+        """One sentence per row; ``is_token`` is False at padding."""
+        return cls(is_token.int(), torch.arange(is_token.size(1), device=is_token.device).expand(is_token.shape))
 
 
 class Attention(nn.Module):
@@ -142,29 +166,34 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits ``(batch, target length, vocabulary)`` of the word after each of ``target`` (batch, length)."""
-        return self.logits(source, whole(source != self.pad), target, whole(target != self.pad))
+        return self.logits(
+            source, Segments.one_per_row(source != self.pad), target, Segments.one_per_row(target != self.pad)
+        )
 
-    def logits(self, source: Tensor, source_layout: Layout, target: Tensor, target_layout: Layout) -> Tensor:
+    def logits(self, source: Tensor, source_segments: Segments, target: Tensor, target_segments: Segments) -> Tensor:
         """The same for sentences that stand as their layouts say, a pair in the same row of both."""
-        x: Tensor = self.source_norm(self._embed(source, source_layout))
-        seen = source_layout.sees(source_layout)
+        x: Tensor = self.source_norm(self._embed(source, source_segments))
+        seen = source_segments.attention_mask(source_segments)
         for layer in self.encoder:
             x = layer(x, seen)
-        y: Tensor = self.target_norm(self._embed(target, target_layout))
-        seen, source_seen = target_layout.sees(target_layout, causal=True), target_layout.sees(source_layout)
+        y: Tensor = self.target_norm(self._embed(target, target_segments))
+        seen, source_seen = (
+            target_segments.attention_mask(target_segments, causal=True),
+            target_segments.attention_mask(source_segments),
+        )
         for layer in self.decoder:
             y = layer(y, seen, x, source_seen)
         # scaled before the product: the logits are twenty times as many
         return functional.linear(y * self.logit_scale, self.embedding.weight)
 
-    def _embed(self, tokens: Tensor, layout: Layout) -> Tensor:
+    def _embed(self, tokens: Tensor, segments: Segments) -> Tensor:
         length = tokens.size(1)
         if length > self.positions.size(0):
             raise ValueError(
                 f"a sentence of {length} tokens is longer than the {self.positions.size(0)} positions; "
                 "shorten it or build the Transformer with a larger `longest`"
             )
-        out: Tensor = self.dropout(self.embedding(tokens) + self.positions[layout.positions])
+        out: Tensor = self.dropout(self.embedding(tokens) + self.positions[segments.positions])
         return out
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from aida_lab.data.images import ImageSplits
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
+from aida_lab.tasks.loss import backward_and_step
 
 #: Pixels of black around an image before the random crop.
 PADDING = 4
@@ -123,7 +123,7 @@ class Classification:
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         optimizers["model"].zero_grad(set_to_none=True)
-        return descend(optimizers["model"], self._loss(*batch))
+        return backward_and_step(optimizers["model"], self._loss(*batch))
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:

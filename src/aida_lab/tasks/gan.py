@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 
 from aida_lab.data import images
 from aida_lab.data.root import data_root
-from aida_lab.frechet.cache import cached_moments
-from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida_lab.frechet.pictures import as_saved
 from aida_lab.models.wgan import NOISE, Critic, Generator
 from aida_lab.task import TaskContext, stream
 
@@ -168,6 +166,19 @@ def doubled(pixels: Tensor) -> Tensor:
 def normalised(pixels: Tensor) -> Tensor:
     """Mean .5 and standard deviation .5 of the unit range: values in [-1, 1]."""
     return pixels.float().div(127.5).sub(1.0)
+
+
+def as_saved(images: Tensor) -> Tensor:
+    """uint8 images, each with its own minimum at 0 and maximum at 255 over all channels.
+
+    The stretch is for the eye and belongs to saving; the public code measures the saved files, so it is part of
+    every FID it reports. It is applied to real and generated images alike.
+    """
+    values = images.float()
+    low, high = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
+    # a flat image has no range to stretch: it becomes black, as there
+    share = (values - low) / (high - low).clamp_min(1e-5)
+    return (share * 255.0 + 0.5).clamp(0.0, 255.0).to(torch.uint8)
 
 
 def _saved(pixels: Tensor) -> Iterator[Tensor]:

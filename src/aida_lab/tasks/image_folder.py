@@ -21,7 +21,7 @@ from aida_lab.data.batches import Batches, Pass, Views
 from aida_lab.data.folders import IMAGENET_MEAN, IMAGENET_STD, image_folder
 from aida_lab.data.sets import DataSet
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
+from aida_lab.tasks.loss import backward_and_step
 
 
 class ImageFolders:
@@ -75,7 +75,7 @@ class ImageFolders:
         """The loss is that of the whole batch, the same in every process."""
         pixels, labels = batch
         optimizers["model"].zero_grad(set_to_none=True)
-        return distributed.mean(descend(optimizers["model"], self._loss(pixels, labels, int(kind))))
+        return distributed.mean(backward_and_step(optimizers["model"], self._loss(pixels, labels, int(kind))))
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:

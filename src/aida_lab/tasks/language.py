@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from aida_lab.data.text import batchify
 from aida_lab.models.lstm import AwdLstm
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
-from aida_lab.tasks.perplexity import perplexity
-from aida_lab.tasks.reading import mean_loss
+from aida_lab.tasks.loss import backward_and_step, perplexity
+from aida_lab.tasks.lstm_evaluation import mean_loss
 
 #: Words a stretch has on average; the learning rate of a step is in proportion to its stretch.
 STRETCH = 70
@@ -110,7 +109,7 @@ class LanguageTask:
             activation = out.dropped.pow(2).mean()
             temporal = (out.raw[1:] - out.raw[:-1]).pow(2).mean()
             loss = entropy + ACTIVATION * activation + TEMPORAL * temporal
-        descend(optimizer, loss, CLIP)
+        backward_and_step(optimizer, loss, CLIP)
         # only now: the backward pass reads the state that the stretch began with
         after = [part.detach() for layer in out.state for part in layer]
         for part, new in zip(self._parts(), after, strict=True):

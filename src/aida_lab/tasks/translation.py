@@ -17,12 +17,10 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from aida_lab.data.translation import PAD, Pairs
-from aida_lab.models.layout import Layout
-from aida_lab.models.transformer import Transformer
+from aida_lab.models.transformer import Segments, Transformer
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
+from aida_lab.tasks.loss import backward_and_step, perplexity
 from aida_lab.tasks.packing import cells, first_fit
-from aida_lab.tasks.perplexity import perplexity
 
 #: Share of the probability that training gives to all wrong words together.
 SMOOTHING = 0.1
@@ -125,7 +123,7 @@ class TranslationTask:
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
         summed, words = self._loss(source, target)
-        return descend(optimizer, summed) / words
+        return backward_and_step(optimizer, summed) / words
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
@@ -167,6 +165,6 @@ class TranslationTask:
         return smoothed_loss(logits, labels), (labels != PAD).sum()
 
 
-def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Layout]:
+def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Segments]:
     """The words in these cells of a grid, whose rows are sentences."""
-    return grid.flatten()[where], Layout(where // grid.size(1), where % grid.size(1))
+    return grid.flatten()[where], Segments(where // grid.size(1), where % grid.size(1))

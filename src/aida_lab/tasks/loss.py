@@ -1,15 +1,22 @@
-"""One step down a loss: what every task with a single loss does."""
+"""Optimizer step and perplexity, shared by the tasks with a single loss."""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def descend(optimizer: Optimizer, loss: Tensor, clip: float | None = None) -> Tensor:
+def backward_and_step(optimizer: Optimizer, loss: Tensor, clip: float | None = None) -> Tensor:
     """Backward, clip the global gradient norm, step; returns the loss, detached. Gradients must be None before."""
     loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
     optimizer.step()
     return loss.detach()
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss) for a mean cross entropy in nats. The loss is capped at 100, so that the result stays finite."""
+    return math.exp(min(loss, 100.0))
