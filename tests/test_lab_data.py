@@ -201,9 +201,7 @@ def test_a_receipt_that_cannot_be_read_is_none(tmp_path, copy, receipt):
 
 
 def test_a_set_without_an_address_says_how_to_get_it(tmp_path):
-    with pytest.raises(
-        DataError, match=r"no public address; .*https.*, then run: aida data import imagenet PATH"
-    ):
+    with pytest.raises(DataError, match=r"no public address; .*https.*, then run: aida data import imagenet PATH"):
         get(sets.IMAGENET, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Penn Treebank's task: its stretches, its loss, the state it carries, its perplexities."""
+"""Penn Treebank's task: segments, loss, carried state and perplexities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aida_lab.experiments.ptb import EXPERIMENTS
 from aida_lab.models.lstm import AwdLstm, WeightDrop
 from aida_lab.task import TaskContext, stream
 from aida_lab.tasks import language, lstm_evaluation
-from aida_lab.tasks.language import LanguageTask, stretches
+from aida_lab.tasks.language import LanguageTask, segments
 from lab_cases import one_thread_and_a_seed, words
 from real_data import needs
 from text_runs import assert_resumes_within_an_epoch, context, sgd, steps
@@ -46,10 +46,10 @@ def tiny_task(where: TaskContext | None = None, model: AwdLstm | None = None, le
     return LanguageTask(where or context(batch=4), model or tiny_model(), text(length), measured)
 
 
-# -- stretches -----------------------------------------------------------------------------------
+# -- segments -----------------------------------------------------------------------------------
 
 
-def literal_stretches(length: int, drawn: list[int]) -> list[tuple[int, int]]:
+def literal_segments(length: int, drawn: list[int]) -> list[tuple[int, int]]:
     """The loop of the public code: starts and lengths, the last cut off at the end of the text."""
     found, i = [], 0
     while i < length - 1 - 1:
@@ -60,15 +60,15 @@ def literal_stretches(length: int, drawn: list[int]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("length", [3, 4, 40, 71, 72, 73, 500, 46_479])
-def test_stretches_follow_each_other_to_the_end_of_the_text(length: int) -> None:
+def test_segments_follow_each_other_to_the_end_of_the_text(length: int) -> None:
     for epoch in range(20):
-        found = stretches(length, stream(0, epoch, "bptt"))
-        assert [each[:2] for each in found] == literal_stretches(length, [each.drawn for each in found])
+        found = segments(length, stream(0, epoch, "bptt"))
+        assert [each[:2] for each in found] == literal_segments(length, [each.drawn for each in found])
         assert all(each.length >= 2 for each in found), "a single word has no temporal penalty"
 
 
-def test_stretch_lengths_have_the_public_distribution() -> None:
-    ours = [each.drawn for epoch in range(60) for each in stretches(46_479, stream(1, epoch, "bptt"))[:-1]]
+def test_segment_lengths_have_the_public_distribution() -> None:
+    ours = [each.drawn for epoch in range(60) for each in segments(46_479, stream(1, epoch, "bptt"))[:-1]]
     draw = random.Random(0)
     theirs = [max(5, int(draw.gauss(70 if draw.random() < 0.95 else 35, 5))) for _ in range(len(ours))]
     assert len(ours) > 40_000
@@ -80,12 +80,12 @@ def test_stretch_lengths_have_the_public_distribution() -> None:
         assert len(mine) == pytest.approx(len(public), abs=6 * math.sqrt(0.05 * 0.95 * len(ours)))
 
 
-def test_a_stretch_is_never_drawn_shorter_than_five_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language, "STRETCH", 8)
-    assert min(each.drawn for each in stretches(20_000, stream(0, 0, "bptt"))) == 5
+def test_a_segment_is_never_drawn_shorter_than_five_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "BPTT", 8)
+    assert min(each.drawn for each in segments(20_000, stream(0, 0, "bptt"))) == 5
 
 
-def test_stretches_depend_on_seed_and_epoch_alone() -> None:
+def test_segments_depend_on_seed_and_epoch_alone() -> None:
     def kinds(seed: int, epoch: int) -> list[str]:
         task = tiny_task(context(batch=4, seed=seed))
         return [task.kind(i) for i in range(task.begin_epoch(epoch))]
@@ -95,7 +95,7 @@ def test_stretches_depend_on_seed_and_epoch_alone() -> None:
     assert kinds(0, 1) != kinds(1, 1)
 
 
-def test_a_batch_is_the_words_of_its_stretch_and_those_that_follow_them() -> None:
+def test_a_batch_is_the_words_of_its_segment_and_those_that_follow_them() -> None:
     task, columns = tiny_task(), batchify(text(3600), 4)
     read = 0
     for index in range(task.begin_epoch(0)):
@@ -151,7 +151,7 @@ def test_a_step_descends_cross_entropy_with_both_penalties_and_returns_cross_ent
         torch.testing.assert_close(after, before - 0.5 * gradient * 0.25 / norm, rtol=1e-4, atol=1e-6)
 
 
-def test_the_state_is_carried_from_stretch_to_stretch() -> None:
+def test_the_state_is_carried_from_segment_to_segment() -> None:
     model = tiny_model(**NOTHING_DROPPED)
     task = tiny_task(model=model)
     task.begin_epoch(0)

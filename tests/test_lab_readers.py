@@ -53,9 +53,7 @@ def test_cifar100_takes_the_fine_label(tmp_path, monkeypatch):
     assert found.train.labels.tolist() == list(range(7))
     assert torch.equal(found.train.pixels.flatten(1), written[:, 2:])
     (tmp_path / small.folder / "test.bin").write_bytes(b"\xff" * 3 * 3074)
-    with pytest.raises(
-        DataError, match=r"test\.bin has the label 255, but there are 100 classes; fix it with: aida"
-    ):
+    with pytest.raises(DataError, match=r"test\.bin has the label 255, but there are 100 classes; fix it with: aida"):
         images.cifar100(tmp_path)
 
 

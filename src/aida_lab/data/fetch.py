@@ -249,7 +249,5 @@ def _alone(store: Path, data: DataSet) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(
-                f"{data.title} is being installed by another process; try again later"
-            ) from None
+            raise DataError(f"{data.title} is being installed by another process; try again later") from None
         yield

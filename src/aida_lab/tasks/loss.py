@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 def backward_and_step(optimizer: Optimizer, loss: Tensor, clip: float | None = None) -> Tensor:
-    """Backward, clip the global gradient norm, step; returns the loss, detached. Gradients must be None before."""
+    """Backward, clip the global gradient norm, step. Returns the detached loss. Gradients must be None before."""
     loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
