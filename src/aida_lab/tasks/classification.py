@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from aida_lab.data.images import ImageSplits
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.loss import backward_and_step
+from aida_lab.tasks.base import BaseTask, backward_and_step
 
 #: Zero padding around an image before the random crop.
 PADDING = 4
@@ -61,7 +60,7 @@ def cut(padded: Tensor, size: int, crops: Crops) -> Tensor:
     return padded[crops.order[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-class Classification:
+class Classification(BaseTask):
     """Cross entropy over batches of augmented images. Test accuracy after every epoch."""
 
     def __init__(
@@ -118,9 +117,6 @@ class Classification:
         """The batch size: the last batch of an epoch is smaller."""
         return str(min(self._spec.batch, len(self._labels) - index * self._spec.batch))
 
-    def lr_factor(self, index: int) -> float:
-        return 1.0
-
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         optimizers["model"].zero_grad(set_to_none=True)
         return backward_and_step(optimizers["model"], self._loss(*batch))
@@ -141,12 +137,6 @@ class Classification:
             loss += functional.cross_entropy(logits.float(), labels, reduction="sum")
         self._model.train()
         return {"accuracy": 100 * int(right) / count, "test_loss": float(loss) / count}
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _logits(self, pixels: Tensor) -> Tensor:
         images = (pixels.float() - self._mean) * self._scale

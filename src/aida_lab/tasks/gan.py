@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
 from aida_lab.models.wgan import NOISE, Critic, Generator
 from aida_lab.task import TaskContext, stream
+from aida_lab.tasks.base import BaseTask
 
 #: λ of the gradient penalty.
 PENALTY = 10.0
@@ -29,7 +29,7 @@ FAKES = 64_000
 _MEASURED = 128
 
 
-class WganGp:
+class WganGp(BaseTask):
     """Critic and generator, all training images on the device, and the feature network."""
 
     def __init__(self, context: TaskContext) -> None:
@@ -64,9 +64,6 @@ class WganGp:
         size, whole = self._spec.batch, len(self._order)
         return kind if (index + 1) * size <= whole else f"{kind} of {whole - index * size}"
 
-    def lr_factor(self, index: int) -> float:
-        return 1.0
-
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         """Returns the critic's loss with its penalty, not the generator's loss."""
         real = normalised(doubled(batch[0]))
@@ -85,12 +82,6 @@ class WganGp:
         finite = all(bool(each.isfinite().all()) for each in self._generator.state_dict().values())
         distance = frechet_distance(self._real(), self._fake()) if finite else float("nan")
         return {self._network.metric: distance}
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _critic_step(self, real: Tensor, noise: Tensor, optimizer: Optimizer) -> Tensor:
         optimizer.zero_grad(set_to_none=True)

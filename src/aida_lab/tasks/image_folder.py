@@ -7,7 +7,6 @@ own process, as in the public code, which also splits the batch over GPUs. Their
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,10 @@ from aida_lab.data.batches import Batches, Pass, Views
 from aida_lab.data.folders import IMAGENET_MEAN, IMAGENET_STD, image_folder
 from aida_lab.data.sets import DataSet
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.loss import backward_and_step
+from aida_lab.tasks.base import BaseTask, backward_and_step
 
 
-class ImageFolders:
+class ImageFolders(BaseTask):
     """Cross entropy over random crops of the "train" split. Accuracy on central crops of the "val" split."""
 
     def __init__(
@@ -67,9 +66,6 @@ class ImageFolders:
         assert self._pass is not None
         return str(self._pass.size(index))
 
-    def lr_factor(self, index: int) -> float:
-        return 1.0
-
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         """Returns the loss of the whole batch, the same in every process."""
         pixels, labels = batch
@@ -96,12 +92,6 @@ class ImageFolders:
         seen = sum(images.size(index) for index in range(len(images)))
         sums = distributed.total(torch.stack([right, loss])).tolist()
         return {"accuracy": 100 * sums[0] / seen, "valid_loss": sums[1] / seen}
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _over(self, split: str, epoch: int, order: Tensor) -> Pass:
         rank, world = distributed.rank(), distributed.world()

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from aida_lab.data.text import batchify
 from aida_lab.models.lstm import AwdLstm
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.loss import backward_and_step, perplexity
+from aida_lab.tasks.base import backward_and_step, perplexity
 from aida_lab.tasks.lstm_evaluation import mean_loss
 
 #: Typical number of words in a segment. The learning rate of a step is proportional to the segment length.

@@ -43,7 +43,7 @@ def first_fit(lengths: Sequence[tuple[int, int]], width: int) -> list[Place]:
 def cells(starts: Tensor, lengths: Tensor, numbers: Tensor, length: int, shape: tuple[int, int], empty: int) -> Tensor:
     """Indices ``shape`` into a flattened grid with rows of ``length``: the token that each place reads.
 
-    Sentence i starts at the flat place ``starts[i]`` and is row ``numbers[i]`` of the grid. Other places read ``empty``.
+    Sentence i starts at flat place ``starts[i]`` and is row ``numbers[i]`` of the grid. Other places read ``empty``.
     """
     found = torch.full((shape[0] * shape[1],), empty)
     within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torch.optim import Optimizer
 from aida_lab.data.translation import PAD, Pairs
 from aida_lab.models.transformer import Segments, Transformer
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.loss import backward_and_step, perplexity
+from aida_lab.tasks.base import BaseTask, backward_and_step, perplexity
 from aida_lab.tasks.packing import cells, first_fit
 
 #: Target probability of all wrong words together.
@@ -81,7 +80,7 @@ class Corpus:
         return torch.stack(sides)
 
 
-class TranslationTask:
+class TranslationTask(BaseTask):
     """Trains a transformer on sentence pairs."""
 
     def __init__(self, context: TaskContext, model: Transformer, train: Pairs, valid: Pairs) -> None:
@@ -115,9 +114,6 @@ class TranslationTask:
         """The number of rows."""
         return str(self._pack(index).size(1))
 
-    def lr_factor(self, index: int) -> float:
-        return 1.0
-
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         source, target = batch
         optimizer = optimizers["model"]
@@ -140,12 +136,6 @@ class TranslationTask:
             "accuracy": 100 * right_sum / self._valid_words,
             "valid_ppl": perplexity(loss_sum / self._valid_words),
         }
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _pack(self, index: int) -> Tensor:
         """Batch ``index``, packed on first use, while a GPU is busy with earlier batches."""

@@ -1,11 +1,26 @@
-"""Optimizer step and perplexity, shared by the tasks with a single loss."""
+"""Defaults and helpers that the tasks share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+
+class BaseTask:
+    """A task without extra state and without a factor on the learning rate; see :class:`aida_lab.task.Task`."""
+
+    def lr_factor(self, index: int) -> float:
+        return 1.0
+
+    def extra_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 def backward_and_step(optimizer: Optimizer, loss: Tensor, clip: float | None = None) -> Tensor:
