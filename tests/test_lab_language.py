@@ -166,7 +166,7 @@ def test_the_state_is_carried_from_segment_to_segment() -> None:
         read += len(targets)
 
 
-def test_an_epoch_begins_without_a_past_and_keeps_its_tensors() -> None:
+def test_an_epoch_starts_from_a_zero_state_in_the_same_tensors() -> None:
     task = tiny_task(model=tiny_model(**NOTHING_DROPPED))
     optimizers = sgd(task, lr=0.0)
     before = [part.data_ptr() for layer in task._state for part in layer]
@@ -180,7 +180,7 @@ def test_an_epoch_begins_without_a_past_and_keeps_its_tensors() -> None:
     assert steps(task, optimizers, 0, 3) == first
 
 
-def test_the_state_takes_no_gradient_into_the_next_step() -> None:
+def test_the_state_is_detached_between_steps() -> None:
     task = tiny_task()
     task.begin_epoch(0)
     steps(task, sgd(task), 0, 2)
@@ -188,7 +188,7 @@ def test_the_state_takes_no_gradient_into_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("weight_drop", ["correct", "faithful"])
-def test_a_run_goes_on_bitwise_within_an_epoch(weight_drop: WeightDrop) -> None:
+def test_a_run_resumes_bitwise_within_an_epoch(weight_drop: WeightDrop) -> None:
     assert_resumes_within_an_epoch(partial(lambda: tiny_task(model=tiny_model(weight_drop))))
 
 
@@ -217,7 +217,7 @@ def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
     assert losses == pytest.approx(wanted, rel=5e-3)
 
 
-def test_compiling_is_refused() -> None:
+def test_compiling_raises_an_error() -> None:
     with pytest.raises(ValueError, match=r"compiled=True.*compiled=False"):
         tiny_task(context(batch=4, compiled=True))
 
@@ -237,7 +237,7 @@ def literal_perplexity(model: AwdLstm, columns: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("at_once", "piece"), [(1, 1024), (30, 1024), (33, 20), (8192, 7), (8192, 1)])
-def test_perplexity_is_that_of_reading_word_by_word(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perplexity_equals_sequential_reading(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm_evaluation, "AT_ONCE", at_once)
     monkeypatch.setattr(lstm_evaluation, "CHUNK", piece)
     task = tiny_task()
@@ -260,7 +260,7 @@ def widths_read(model: AwdLstm) -> list[int]:
 
 
 @pytest.mark.parametrize(("forget_bias", "rounds"), [(0.0, range(2, 4)), (30.0, range(10, 11))])
-def test_pieces_are_read_until_no_start_moves(
+def test_chunks_are_read_until_no_initial_state_changes(
     forget_bias: float, rounds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
@@ -278,7 +278,7 @@ def test_pieces_are_read_until_no_start_moves(
     assert rest == 1
 
 
-def test_a_model_that_is_no_number_any_more_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_nan_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
     model = tiny_model().eval()
     calls = widths_read(model)
@@ -288,7 +288,7 @@ def test_a_model_that_is_no_number_any_more_is_read_once(monkeypatch: pytest.Mon
     assert calls == [10]
 
 
-def test_measuring_disturbs_no_training() -> None:
+def test_evaluation_does_not_change_training() -> None:
     def losses(measured: bool) -> list[Tensor]:
         torch.manual_seed(0)
         task = tiny_task()
@@ -303,7 +303,7 @@ def test_measuring_disturbs_no_training() -> None:
     assert losses(True) == losses(False)
 
 
-def test_a_limit_holds_for_steps_and_for_measuring() -> None:
+def test_a_limit_applies_to_steps_and_to_evaluation() -> None:
     task = tiny_task(context(batch=4, limit=3))
     assert task.begin_epoch(0) == 3
     columns = batchify(text(310, 2), 1)

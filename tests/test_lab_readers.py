@@ -148,7 +148,7 @@ def small_multi30k(tmp_path, monkeypatch):
     return tmp_path, calls
 
 
-def test_sentences_are_tokenised_once_and_the_cache_travels(small_multi30k, tmp_path_factory):
+def test_sentences_are_tokenised_once_and_an_import_copies_the_cache(small_multi30k, tmp_path_factory):
     root, calls = small_multi30k
     first = translation.multi30k(root)
     again = translation.multi30k(root)
