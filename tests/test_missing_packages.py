@@ -63,6 +63,6 @@ def test_the_tests_for_a_gpu_are_found_without_the_packages_of_searches_and_torc
 
 
 def test_a_package_that_nothing_excuses_ends_the_collection(tmp_path):
-    found = collected(tmp_path, ["aida"], "tests/test_lab_order.py")
+    found = collected(tmp_path, ["aida"], "tests/test_lab_request.py")
     assert found.returncode == 2
     assert "No module named 'aida" in found.stdout

@@ -84,10 +84,10 @@ def test_no_password_is_printed_and_an_address_that_is_none_is_one_line(address,
 
 def test_a_traceback_shows_no_password(tmp_path):
     program = (
-        "import aida.cli, aida.lab.search.storage as storage\n"
+        "import aida_lab.cli, aida_lab.search.storage as storage\n"
         "def broken(address): raise RuntimeError('a fault of ours')\n"
         "storage._url = broken\n"
-        "aida.cli.main()\n"
+        "aida_lab.cli.main()\n"
     )
     words = ["search", "digits", "--device", "cpu", "--out", tmp_path, "--storage", "postgresql://me:s3cret@h/db"]
     # wide enough that no value would be cut off
