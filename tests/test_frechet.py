@@ -172,7 +172,7 @@ def test_lite0_gives_the_features_of_the_published_implementation() -> None:
 
 @pytest.mark.slow
 @needs(sets.IMAGENET_SAMPLE)
-def test_lite0_separates_classes_of_photographs() -> None:
+def test_lite0_classifies_photographs() -> None:
     needs_lite0()
     pytest.importorskip("PIL")
     from aida_lab.data.folders import decode, image_folder, pixels

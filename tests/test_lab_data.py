@@ -149,7 +149,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_an_archive_that_unpacks_to_much_more_is_refused_without_filling_the_disk(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(fetch, "_MOST", 100 << 20)
+    monkeypatch.setattr(fetch, "_MAX_UNPACKED", 100 << 20)
     (tmp_path / "bomb.tgz").write_bytes(content)
     written = []
     copy = shutil.copyfileobj

@@ -28,7 +28,7 @@ from aida_lab.data.sets import DataSet, Download
 _ARCHIVES = (".tar.gz", ".tgz")
 
 #: Limit on the unpacked size of an archive, against decompression bombs. All archives of the data sets are smaller.
-_MOST = 1 << 29
+_MAX_UNPACKED = 1 << 29
 
 
 def get(
@@ -52,7 +52,7 @@ def get(
     there = data_root(root)
     store = there / ".downloads" / data.name
     failures = []
-    with _writing(there), _alone(store, data):
+    with _writing(there), _locked(store, data):
         for mirror in data.mirrors:
             try:
                 for source in mirror:
@@ -78,7 +78,7 @@ def import_from(data: DataSet, path: str | os.PathLike[str], root: str | os.Path
     if not path.exists():
         raise DataError(f"{data.title}: {path} does not exist; give the path of your copy")
     verified = False
-    with _writing(there), _alone(there / ".downloads" / data.name, data):
+    with _writing(there), _locked(there / ".downloads" / data.name, data):
         if data.tree is not None:
             _import_tree(data, path, there)
         elif path.is_dir():
@@ -193,7 +193,7 @@ def _unpack(data: DataSet, packed: Path, to: Path) -> None:
             # paths in the archive are never used: regular members are written under the names in data.files
             with (
                 gzip.open(packed) as plain,
-                tarfile.open(fileobj=cast("IO[bytes]", _Bounded(plain, packed, _MOST)), mode="r|") as archive,
+                tarfile.open(fileobj=cast("IO[bytes]", _Bounded(plain, packed, _MAX_UNPACKED)), mode="r|") as archive,
             ):
                 for member in archive:
                     name = PurePosixPath(member.name).name
@@ -201,7 +201,7 @@ def _unpack(data: DataSet, packed: Path, to: Path) -> None:
                         _write(content, to / name, f"{packed}, {name},", sizes[name])
         elif packed.name.endswith(".gz"):
             with gzip.open(packed) as plain:
-                _write(plain, to / name, packed, sizes.get(name, _MOST))
+                _write(plain, to / name, packed, sizes.get(name, _MAX_UNPACKED))
         else:
             shutil.copyfile(packed, to / packed.name)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -237,7 +237,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(store: Path, data: DataSet) -> Iterator[None]:
+def _locked(store: Path, data: DataSet) -> Iterator[None]:
     """Hold a lock on the data set. The system releases it when the process ends."""
     store.mkdir(parents=True, exist_ok=True)
     with (store.parent / f"{data.name}.lock").open("w") as lock:

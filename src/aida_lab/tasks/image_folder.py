@@ -49,7 +49,7 @@ class ImageFolders(BaseTask):
 
     def begin_epoch(self, epoch: int) -> int:
         order = torch.randperm(len(self._folders["train"]), generator=stream(self._spec.seed, epoch, "order"))
-        self._pass = self._over("train", epoch, order)
+        self._pass = self._new_pass("train", epoch, order)
         if (smallest := self._pass.size(len(self._pass) - 1)) < distributed.world():
             raise ValueError(
                 f"the last batch of an epoch has {smallest} images for {distributed.world()} processes; "
@@ -79,7 +79,7 @@ class ImageFolders(BaseTask):
         count = whole = len(self._folders["val"])
         if self._spec.limit is not None:
             count = min(whole, self._spec.limit * self._spec.batch)
-        images = self._over("val", 0, torch.arange(count) * whole // count)  # all classes, even with a limit
+        images = self._new_pass("val", 0, torch.arange(count) * whole // count)  # all classes, even with a limit
         right, loss = torch.zeros(2, dtype=torch.float64, device=self._device).unbind()
         for index in range(len(images)):
             if not images.keys(index):
@@ -93,7 +93,7 @@ class ImageFolders(BaseTask):
         sums = distributed.total(torch.stack([right, loss])).tolist()
         return {"accuracy": 100 * sums[0] / seen, "valid_loss": sums[1] / seen}
 
-    def _over(self, split: str, epoch: int, order: Tensor) -> Pass:
+    def _new_pass(self, split: str, epoch: int, order: Tensor) -> Pass:
         rank, world = distributed.rank(), distributed.world()
         return Pass(split, epoch, order, self._spec.batch, rank, world, self._spec.limit)
 
