@@ -71,7 +71,7 @@ def test_help_explains_itself(command):
     [
         ((), "which experiment? aida train EXPERIMENT; known are digits, "),
         (("vgg11-cifar",), "no experiment is called 'vgg11-cifar'; did you mean 'vgg11-cifar10'? known are digits, "),
-        (("vgg11-cifar10",), "bring it with: aida data get cifar10"),
+        (("vgg11-cifar10",), "get it with: aida data get cifar10"),
         (("resnet18-imagenet", "--variant", "sample"), "imagenet-sample"),
         (("digits", "--optimizer", "adan"), "no optimizer is called 'adan'"),
         (("digits", "--optimizer", "torch.optim:None"), "cannot be imported"),

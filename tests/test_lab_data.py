@@ -1,4 +1,4 @@
-"""Bringing whole data sets: from a server, from local copies; what is there."""
+"""Download, import and check whole data sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from aida_lab.cli import app
 from aida_lab.data import fetch, local, sets
-from aida_lab.data.download import Patience
+from aida_lab.data.download import RetryPolicy
 from aida_lab.data.errors import DataError
 from aida_lab.data.fetch import get, import_from
 from aida_lab.data.root import data_root
@@ -27,7 +27,7 @@ from aida_lab.data.sets import DataFile, DataSet, Download, ImageTree
 from loopback import Answer, serving
 
 CONTENT = random.Random(0).randbytes(300_000)
-SOON = Patience(attempts=3, timeout=5.0, pause=0.0)
+SOON = RetryPolicy(attempts=3, timeout=5.0, pause=0.0)
 
 
 def md5(content: bytes) -> str:
@@ -62,7 +62,7 @@ BARE = replace(THINGS, files=tuple(replace(file, md5=None) for file in THINGS.fi
 
 
 def from_server(world, data=THINGS, name="things.tar.gz", content=ARCHIVE) -> DataSet:
-    return replace(data, ways=((Download(world.address(name), md5(content), len(content)),),))
+    return replace(data, mirrors=((Download(world.address(name), md5(content), len(content)),),))
 
 
 @pytest.fixture
@@ -81,45 +81,45 @@ def copy(tmp_path) -> Path:
 def test_get_unpacks_what_belongs_to_the_set_and_verifies_it(tmp_path, data):
     with serving({"things.tar.gz": ARCHIVE}, Answer(stops_after=2000)) as world:
         wanted = from_server(world, data)
-        assert get(wanted, tmp_path, patience=SOON).state == "verified"
-        assert get(wanted, tmp_path, patience=SOON).state == ("verified" if data is THINGS else "not verified")
+        assert get(wanted, tmp_path, retry=SOON).state == "verified"
+        assert get(wanted, tmp_path, retry=SOON).state == ("verified" if data is THINGS else "not verified")
     assert len(world.asked) == 2, "a set that is there is not fetched again"
     assert left_in(tmp_path) == ["a.bin", "b.bin", local.RECEIPT]
     assert (tmp_path / "things-bin" / "a.bin").read_bytes() == FILES["a.bin"]
 
 
-def test_get_mends_a_damaged_set(tmp_path):
+def test_get_repairs_a_damaged_set(tmp_path):
     with serving({"things.tar.gz": ARCHIVE}) as world:
         wanted = from_server(world, BARE)
-        get(wanted, tmp_path, patience=SOON)
+        get(wanted, tmp_path, retry=SOON)
         (tmp_path / "things-bin" / "a.bin").write_bytes(b"0" * 5000)
         assert local.status_of(wanted, tmp_path).state == "damaged", "the receipt knows what nobody publishes"
-        assert get(wanted, tmp_path, patience=SOON).state == "verified"
+        assert get(wanted, tmp_path, retry=SOON).state == "verified"
     assert (tmp_path / "things-bin" / "a.bin").read_bytes() == FILES["a.bin"]
 
 
-def test_the_second_way_is_taken_where_the_first_is_closed(tmp_path):
+def test_the_second_mirror_is_used_if_the_first_fails(tmp_path):
     with serving({**FILES, "things.tar.gz": ARCHIVE}) as world:
         gone = (Download(world.address("gone.tar.gz")),)
         singly = tuple(Download(world.address(file.name), file.md5) for file in THINGS.files)
-        assert get(replace(THINGS, ways=(gone, singly)), tmp_path, patience=SOON).state == "verified"
+        assert get(replace(THINGS, mirrors=(gone, singly)), tmp_path, retry=SOON).state == "verified"
 
 
-def test_an_archive_of_something_else_leaves_nothing_and_spoils_no_later_try(tmp_path):
+def test_a_wrong_archive_leaves_nothing_and_does_not_affect_the_next_attempt(tmp_path):
     other = packed({"a.bin": FILES["a.bin"]})
     with serving({"things.tar.gz": other}) as world:
         wanted = from_server(world, content=other)
         for _ in range(2):
-            with pytest.raises(DataError, match=r"holds no b\.bin"):
-                get(wanted, tmp_path, patience=SOON)
+            with pytest.raises(DataError, match=r"does not contain b\.bin"):
+                get(wanted, tmp_path, retry=SOON)
     assert len(world.asked) == 2
     assert left_in(tmp_path) == []
 
 
-def test_no_path_of_an_archive_is_followed(tmp_path):
+def test_paths_inside_an_archive_are_ignored(tmp_path):
     evil = packed(FILES, folder="../../outside")
     with serving({"things.tar.gz": evil}) as world:
-        assert get(from_server(world, content=evil), tmp_path / "root", patience=SOON).state == "verified"
+        assert get(from_server(world, content=evil), tmp_path / "root", retry=SOON).state == "verified"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 
@@ -149,7 +149,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_an_archive_that_unpacks_to_much_more_is_refused_without_filling_the_disk(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(fetch, "_MOST", 100 << 20)
+    monkeypatch.setattr(fetch, "_MAX_UNPACKED", 100 << 20)
     (tmp_path / "bomb.tgz").write_bytes(content)
     written = []
     copy = shutil.copyfileobj
@@ -159,7 +159,7 @@ def test_an_archive_that_unpacks_to_much_more_is_refused_without_filling_the_dis
         written.append(to.tell())
 
     monkeypatch.setattr(shutil, "copyfileobj", noted)
-    with pytest.raises(DataError, match=r"unpacks to more than the [\d,]+ bytes that belong; nothing was kept"):
+    with pytest.raises(DataError, match=r"unpacks to more than the expected [\d,]+ bytes; nothing was kept"):
         import_from(THINGS, tmp_path / "bomb.tgz", tmp_path / "root")
     assert sum(written) <= 5000
     assert left_in(tmp_path / "root") == []
@@ -168,7 +168,7 @@ def test_an_archive_that_unpacks_to_much_more_is_refused_without_filling_the_dis
 def test_a_single_file_that_unpacks_to_more_is_refused(tmp_path, copy):
     (copy / "a.bin").unlink()
     (copy / "a.bin.gz").write_bytes(megabytes(20))
-    with pytest.raises(DataError, match=r"a\.bin\.gz unpacks to more than the 5,000 bytes that belong"):
+    with pytest.raises(DataError, match=r"a\.bin\.gz unpacks to more than the expected 5,000 bytes"):
         import_from(THINGS, copy, tmp_path / "root")
     assert left_in(tmp_path / "root") == []
 
@@ -200,12 +200,12 @@ def test_a_receipt_that_cannot_be_read_is_none(tmp_path, copy, receipt):
     assert local.status_of(BARE, tmp_path / "root").state == "not verified"
 
 
-def test_a_set_without_an_address_says_how_it_is_brought(tmp_path):
-    with pytest.raises(DataError, match=r"no public address, https.*; then: aida data import imagenet PATH"):
+def test_a_set_without_an_address_says_how_to_get_it(tmp_path):
+    with pytest.raises(DataError, match=r"no public address; .*https.*, then run: aida data import imagenet PATH"):
         get(sets.IMAGENET, tmp_path)
 
 
-def test_two_processes_do_not_bring_one_set_at_once(tmp_path, copy):
+def test_two_processes_do_not_install_one_set_at_once(tmp_path, copy):
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / "root" / ".downloads").mkdir(parents=True)
     with (tmp_path / "root" / ".downloads" / "things.lock").open("w") as lock:
@@ -222,7 +222,7 @@ def test_a_copy_with_the_published_checksums_is_verified(tmp_path, copy):
     assert import_from(THINGS, copy, tmp_path / "root").state == "verified"
 
 
-def test_a_copy_in_another_order_is_there_but_not_verified(tmp_path, copy):
+def test_a_copy_in_another_order_is_accepted_but_not_verified(tmp_path, copy):
     found = import_from(BARE, copy, tmp_path / "root")
     assert found.state == "not verified"
     assert "not checked against the published checksum" in found.remark
@@ -230,26 +230,26 @@ def test_a_copy_in_another_order_is_there_but_not_verified(tmp_path, copy):
 
 def test_the_official_archive_as_a_copy_is_verified(tmp_path):
     (tmp_path / "mine.tgz").write_bytes(ARCHIVE)
-    wanted = replace(BARE, ways=((Download("http://127.0.0.1:9/things.tar.gz", md5(ARCHIVE)),),))
+    wanted = replace(BARE, mirrors=((Download("http://127.0.0.1:9/things.tar.gz", md5(ARCHIVE)),),))
     assert import_from(wanted, tmp_path / "mine.tgz", tmp_path / "root").state == "verified"
 
 
-def test_a_copy_may_be_packed_as_it_is_published(tmp_path, copy):
+def test_a_copy_may_be_compressed_as_published(tmp_path, copy):
     (copy / "a.bin.gz").write_bytes(gzip.compress(FILES["a.bin"]))
     (copy / "a.bin").unlink()
     assert import_from(THINGS, copy.parent / "copy", tmp_path / "root").state == "verified"
 
 
-def test_get_again_puts_the_official_files_in_the_place_of_a_copy(tmp_path, copy):
+def test_get_again_replaces_a_copy_by_the_official_files(tmp_path, copy):
     import_from(BARE, copy, tmp_path)
     with serving({"things.tar.gz": ARCHIVE}) as world:
-        assert get(from_server(world, BARE), tmp_path, patience=SOON).state == "not verified"
-        assert get(from_server(world, BARE), tmp_path, again=True, patience=SOON).state == "verified"
+        assert get(from_server(world, BARE), tmp_path, retry=SOON).state == "not verified"
+        assert get(from_server(world, BARE), tmp_path, again=True, retry=SOON).state == "verified"
 
 
 def test_a_bad_copy_does_not_replace_a_good_one(tmp_path, copy):
     import_from(THINGS, copy, tmp_path / "root")
-    for content, rule in ((b"short", "5 bytes where 5,000 belong"), (b"0" * 5000, "is published")):
+    for content, rule in ((b"short", "5 bytes instead of 5,000"), (b"0" * 5000, "instead of the published")):
         (copy / "a.bin").write_bytes(content)
         with pytest.raises(DataError, match=rule):
             import_from(THINGS, copy, tmp_path / "root")
@@ -257,9 +257,9 @@ def test_a_bad_copy_does_not_replace_a_good_one(tmp_path, copy):
     assert left_in(tmp_path / "root") == ["a.bin", "b.bin", local.RECEIPT]
 
 
-def test_a_path_that_holds_nothing_of_the_set_is_one_line(tmp_path):
+def test_a_path_without_files_of_the_set_is_an_error_that_names_them(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    for path, rule in (("notes.txt", "neither a folder that holds a.bin, b.bin nor"), ("gone", "there is no ")):
+    for path, rule in (("notes.txt", "neither a folder with a.bin, b.bin nor"), ("gone", "gone does not exist")):
         with pytest.raises(DataError, match=rule):
             import_from(THINGS, tmp_path / path, tmp_path / "root")
 
@@ -278,22 +278,22 @@ def test_image_folders_are_counted_and_copied_or_linked(tmp_path):
         assert import_from(linked, tmp_path / "pictures", tmp_path / "b").state == "not verified"
     assert (tmp_path / "b" / "tree").is_symlink()
     (tmp_path / "pictures" / "val" / "n02" / "0.JPEG").unlink()
-    with pytest.raises(DataError, match="holds 1 images in class folders where 2 belong"):
+    with pytest.raises(DataError, match="has 1 images in class folders instead of 2"):
         import_from(tree, tmp_path / "pictures", tmp_path / "c")
 
 
 # what is there
 
 
-def test_missing_and_damaged_data_name_the_place_and_the_command(tmp_path, monkeypatch):
+def test_errors_about_missing_and_damaged_data_name_the_path_and_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("AIDA_DATA", str(tmp_path))
     folder = tmp_path / "cifar-10-batches-bin"
-    mend = re.escape("aida data get cifar10 (or, from a copy you have: aida data import cifar10 PATH)")
-    with pytest.raises(DataError, match=f"is not at {re.escape(str(folder))}; bring it with: {mend}$"):
+    fix = re.escape("aida data get cifar10 (or, from a copy you have: aida data import cifar10 PATH)")
+    with pytest.raises(DataError, match=f"is not at {re.escape(str(folder))}; get it with: {fix}$"):
         local.require(sets.CIFAR10)
     folder.mkdir()
     (folder / "data_batch_1.bin").write_bytes(b"0")
-    with pytest.raises(DataError, match=f"1.bin is damaged, it has 1 bytes where 30,730,000 belong; mend .*{mend}$"):
+    with pytest.raises(DataError, match=f"1.bin is damaged, it has 1 bytes instead of 30,730,000; fix it with: {fix}$"):
         local.require(sets.CIFAR10)
     with pytest.raises(DataError, match=f"--data {re.escape(str(tmp_path / 'else'))}"):
         local.require(sets.CIFAR10, tmp_path / "else")
@@ -310,13 +310,13 @@ def test_the_root_is_the_argument_then_the_variable_then_the_cache(tmp_path, mon
     assert data_root() == Path.home() / ".cache" / "aida"
 
 
-def test_every_declared_set_can_be_told_apart():
+def test_every_declared_set_has_its_own_name_and_folder_and_https_downloads_with_checksums():
     for values in ([each.name for each in sets.SETS], [each.folder for each in sets.SETS]):
         assert len(set(values)) == len(values)
     for data in sets.SETS:
-        for way in data.ways:
-            for source in way:
-                assert source.address.startswith("https://")
+        for mirror in data.mirrors:
+            for source in mirror:
+                assert source.url.startswith("https://")
                 assert source.size
                 assert re.fullmatch("[0-9a-f]{32}", source.md5 or "")
 

@@ -88,7 +88,7 @@ def weights(module: nn.Module) -> Tensor:
 # -- images --------------------------------------------------------------------------------------
 
 
-def test_images_are_enlarged_by_the_bits_of_pillow() -> None:
+def test_images_are_enlarged_bit_by_bit_as_by_pillow() -> None:
     image = pytest.importorskip("PIL.Image", reason="pip install pillow")
     pixels = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
     pixels[10:] //= 16  # few levels, where rounding shows
@@ -98,7 +98,7 @@ def test_images_are_enlarged_by_the_bits_of_pillow() -> None:
         assert torch.equal(large, expected.permute(2, 0, 1))
 
 
-def test_bytes_become_the_range_of_the_generator() -> None:
+def test_pixels_are_scaled_to_the_range_of_the_generator() -> None:
     assert normalised(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist() == pytest.approx([-1.0, -0.6, 1.0])
 
 
@@ -124,7 +124,7 @@ def test_the_generator_steps_in_every_fifth_iteration_and_shapes_have_kinds(root
     assert all(len(each) == 1 for each in shapes.values())
 
 
-def test_only_the_kind_decides_who_learns(root: Path, ruler: list[int]) -> None:
+def test_the_kind_of_a_step_decides_which_networks_are_updated(root: Path, ruler: list[int]) -> None:
     task = task_at(root)
     optimizers = optimizers_of(task)
     task.begin_epoch(0)
@@ -195,7 +195,7 @@ def test_a_generator_that_takes_no_step_has_no_gradients_of_an_earlier_one(root:
     assert all(p.grad is None for p in generator.parameters())
 
 
-def test_one_seed_repeats_and_a_run_goes_on_in_the_middle_of_an_epoch(root: Path, ruler: list[int]) -> None:
+def test_one_seed_repeats_and_a_run_resumes_in_the_middle_of_an_epoch(root: Path, ruler: list[int]) -> None:
     task = task_at(root)
     optimizers = optimizers_of(task)
     task.begin_epoch(1)
@@ -267,7 +267,7 @@ def test_the_distance_is_measured_at_the_end_and_disturbs_nothing(root: Path, ru
     assert not (root / "frechet").exists()  # a trial's moments are of few images and are not kept
 
 
-def test_real_images_are_measured_once_and_kept_beside_the_data(
+def test_moments_of_real_images_are_computed_once_and_cached_beside_the_data(
     root: Path, ruler: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gan, "FAKES", 40)
@@ -297,17 +297,17 @@ def test_generated_images_are_measured_in_float32_with_running_statistics(root: 
     assert torch.equal(found, gan.as_saved(expected))
 
 
-def test_a_generator_of_nan_has_no_distance(root: Path, ruler: list[int]) -> None:
+def test_the_distance_of_a_generator_with_nan_is_nan(root: Path, ruler: list[int]) -> None:
     task = task_at(root, limit=1)
     with torch.no_grad():
         next(task.modules["generator"].parameters())[0] = math.nan
     assert math.isnan(task.evaluate(final=True)["frechet_efficientnet_lite0"])
 
 
-def test_what_cannot_work_is_said_before_the_first_epoch(root: Path, ruler: list[int]) -> None:
-    with pytest.raises(ValueError, match="needs the file of its weights: --inception FILE"):
+def test_unusable_options_fail_before_the_first_epoch(root: Path, ruler: list[int]) -> None:
+    with pytest.raises(ValueError, match="needs a file of weights; pass --inception FILE"):
         task_at(root, variant="inception")
-    with pytest.raises(ValueError, match=r"differentiated twice, which torch\.compile cannot"):
+    with pytest.raises(ValueError, match=r"torch\.compile does not support the double backward"):
         task_at(root, compiled=True)
 
 

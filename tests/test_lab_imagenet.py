@@ -20,7 +20,7 @@ from aida_lab import distributed
 from aida_lab.data import batches, folders, sets
 from aida_lab.data.batches import Batches, Pass, Views
 from aida_lab.data.errors import DataError
-from aida_lab.data.folders import centre_view, image_folder, pixels, random_box, random_view
+from aida_lab.data.folders import image_folder, pixels, random_crop_box, random_resized_crop, resize_and_centre_crop
 from aida_lab.data.sets import DataSet
 from aida_lab.experiments import find_experiment
 from aida_lab.task import TaskContext
@@ -64,10 +64,10 @@ def test_images_are_listed_by_class_and_name(tree: DataSet, tmp_path: Path) -> N
 def test_an_incomplete_split_and_an_undecodable_image_are_named(tree: DataSet, tmp_path: Path) -> None:
     found = image_folder(tree, "val", tmp_path)
     found.path(3).write_bytes(found.path(3).read_bytes()[:100])
-    with pytest.raises(DataError, match=rf"{found.path(3).name} cannot be decoded .*; replace it with the one"):
+    with pytest.raises(DataError, match=rf"{found.path(3).name} cannot be decoded .*; replace it with the file"):
         folders.decode(found.path(3))
     found.path(3).unlink()
-    with pytest.raises(DataError, match=r"val holds 11 images where 12 belong; mend it with: aida data import"):
+    with pytest.raises(DataError, match=r"val has 11 images instead of 12; fix it with: aida data import"):
         image_folder(tree, "val", tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_grey_images_become_colour(tmp_path: Path) -> None:
     assert pixels(folders.decode(tmp_path / "grey.JPEG")).tolist() == torch.full((4, 5, 3), 77).tolist()
 
 
-def test_a_missing_pillow_is_named_with_the_command_that_brings_it(
+def test_a_missing_pillow_is_named_with_the_command_that_installs_it(
     tree: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
@@ -87,10 +87,11 @@ def test_a_missing_pillow_is_named_with_the_command_that_brings_it(
 # -- crops ---------------------------------------------------------------------------------------
 
 
-def test_random_crops_keep_to_their_areas_and_ratios() -> None:
+def test_random_crops_stay_within_their_areas_and_ratios() -> None:
     width, height = 400, 400
     boxes = torch.tensor(
-        [random_box(width, height, torch.Generator().manual_seed(seed)) for seed in range(2000)], dtype=torch.float64
+        [random_crop_box(width, height, torch.Generator().manual_seed(seed)) for seed in range(2000)],
+        dtype=torch.float64,
     )
     left, top, across, down = boxes.T
     assert bool(((left >= 0) & (top >= 0) & (left + across <= width) & (top + down <= height)).all())
@@ -104,18 +105,18 @@ def test_random_crops_keep_to_their_areas_and_ratios() -> None:
 
 
 @pytest.mark.parametrize(("width", "height", "box"), [(600, 30, (280, 0, 40, 30)), (30, 600, (0, 280, 30, 40))])
-def test_an_image_too_long_for_any_crop_gives_its_middle(
+def test_an_image_too_long_for_any_crop_gives_its_central_crop(
     width: int, height: int, box: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "AREA", (0.9, 1.0))
-    assert random_box(width, height, torch.Generator().manual_seed(0)) == box
+    assert random_crop_box(width, height, torch.Generator().manual_seed(0)) == box
 
 
-def test_views_are_squares_of_what_the_box_holds() -> None:
+def test_a_random_crop_shows_its_box_as_a_square() -> None:
     shown = set()
     for seed in range(40):
-        left, top, width, height = random_box(200, 100, torch.Generator().manual_seed(seed))
-        view = pixels(random_view(picture(200, 100), 32, torch.Generator().manual_seed(seed))).float()  # type: ignore[arg-type]
+        left, top, width, height = random_crop_box(200, 100, torch.Generator().manual_seed(seed))
+        view = pixels(random_resized_crop(picture(200, 100), 32, torch.Generator().manual_seed(seed))).float()  # type: ignore[arg-type]
         assert view.shape == (32, 32, 3)
         ends = sorted([float(view[:, 0, 0].mean()), float(view[:, -1, 0].mean())])
         assert ends == pytest.approx([left / 199 * 255, (left + width - 1) / 199 * 255], abs=0.02 * 255 + 2)
@@ -126,8 +127,8 @@ def test_views_are_squares_of_what_the_box_holds() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(400, 300), (300, 400), (256, 256), (224, 224), (100, 900)])
-def test_the_middle_is_cut_after_the_shorter_side_is_256(width: int, height: int) -> None:
-    view = pixels(centre_view(picture(width, height), 224, 256)).float()  # type: ignore[arg-type]
+def test_the_central_crop_follows_a_resize_of_the_shorter_side_to_256(width: int, height: int) -> None:
+    view = pixels(resize_and_centre_crop(picture(width, height), 224, 256)).float()  # type: ignore[arg-type]
     assert view.shape == (224, 224, 3)
     scale = 256 / min(width, height)
     for channel, side in ((0, width), (1, height)):
@@ -140,7 +141,7 @@ def test_the_middle_is_cut_after_the_shorter_side_is_256(width: int, height: int
 # -- batches -------------------------------------------------------------------------------------
 
 
-def test_pixels_depend_neither_on_workers_nor_on_where_the_reading_began(tree: DataSet, tmp_path: Path) -> None:
+def test_pixels_depend_neither_on_workers_nor_on_the_first_batch_read(tree: DataSet, tmp_path: Path) -> None:
     order = torch.randperm(21)
     way = Pass("train", 3, order, batch=4)
     alone = Batches(views(tree, tmp_path), workers=0, pinned=False)
@@ -160,7 +161,7 @@ def test_pixels_depend_neither_on_workers_nor_on_where_the_reading_began(tree: D
         assert torch.equal(helped.read(way, index)[0], whole[index][0])
 
 
-def test_nothing_before_the_first_batch_asked_for_is_decoded(
+def test_batches_before_the_first_requested_one_are_not_decoded(
     tree: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -171,7 +172,7 @@ def test_nothing_before_the_first_batch_asked_for_is_decoded(
     assert opened == [shown.folders["train"].path(index).name for index in range(16, 20)]
 
 
-def test_views_change_with_epoch_and_seed_and_stay_within_them(tree: DataSet, tmp_path: Path) -> None:
+def test_crops_depend_on_epoch_and_seed_and_repeat_for_the_same_ones(tree: DataSet, tmp_path: Path) -> None:
     def view(seed: int, epoch: int, split: str = "train") -> Tensor:
         return views(tree, tmp_path, seed)[split, epoch, 5][0]
 
@@ -182,7 +183,7 @@ def test_views_change_with_epoch_and_seed_and_stay_within_them(tree: DataSet, tm
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_undecodable_image_ends_the_reading_with_one_line(tree: DataSet, tmp_path: Path, workers: int) -> None:
+def test_an_undecodable_image_is_a_one_line_error(tree: DataSet, tmp_path: Path, workers: int) -> None:
     shown = views(tree, tmp_path)
     broken = shown.folders["train"].path(1)
     broken.write_bytes(b"no image")
@@ -192,7 +193,7 @@ def test_an_undecodable_image_ends_the_reading_with_one_line(tree: DataSet, tmp_
     assert "\n" not in str(caught.value)
 
 
-def test_reading_draws_nothing_from_the_generator_of_the_run(tree: DataSet, tmp_path: Path) -> None:
+def test_reading_does_not_change_torchs_generator(tree: DataSet, tmp_path: Path) -> None:
     before = torch.get_rng_state()
     Batches(views(tree, tmp_path), workers=1, pinned=False).read(Pass("train", 0, torch.arange(4), batch=2), 0)
     assert torch.equal(torch.get_rng_state(), before)
@@ -217,7 +218,7 @@ def task_at(data: DataSet, root: Path, device: str = "cpu", **values: object) ->
     return ImageFolders(context, SmallNet(), data, size=SIZE, shorter=SIZE + 8)
 
 
-def test_a_run_goes_on_in_the_middle_of_an_epoch(tree: DataSet, tmp_path: Path) -> None:
+def test_a_run_resumes_in_the_middle_of_an_epoch(tree: DataSet, tmp_path: Path) -> None:
     task = task_at(tree, tmp_path)
     assert task.begin_epoch(2) == 4
     assert [task.kind(index) for index in range(4)] == ["6", "6", "6", "3"]
@@ -255,7 +256,7 @@ def test_the_step_descends_the_mean_cross_entropy_of_normalised_images(tree: Dat
 
 
 @pytest.mark.parametrize(("limit", "chosen"), [(None, range(12)), (1, range(0, 12, 2))])
-def test_accuracy_and_loss_are_those_of_the_middles(
+def test_accuracy_and_loss_are_those_of_the_central_crops(
     tree: DataSet, tmp_path: Path, limit: int | None, chosen: range
 ) -> None:
     task = task_at(tree, tmp_path, limit=limit)
@@ -339,7 +340,7 @@ def test_two_processes_train_as_one_does_on_the_same_batches(tree: DataSet, tmp_
     assert both[0][7] == both[1][7] == 1.0
 
 
-def test_a_batch_that_some_process_has_no_part_of_is_refused(
+def test_a_batch_with_fewer_images_than_processes_is_an_error(
     tree: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_at(tree, tmp_path, batch=10)

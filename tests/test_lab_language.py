@@ -1,4 +1,4 @@
-"""Penn Treebank's task: its stretches, its loss, the state it carries, its perplexities."""
+"""Penn Treebank's task: segments, loss, carried state and perplexities."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from aida_lab.data.text import batchify
 from aida_lab.experiments.ptb import EXPERIMENTS
 from aida_lab.models.lstm import AwdLstm, WeightDrop
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks import language, reading
-from aida_lab.tasks.language import LanguageTask, stretches
+from aida_lab.tasks import language, lstm_evaluation
+from aida_lab.tasks.language import LanguageTask, segments
 from lab_cases import one_thread_and_a_seed, words
 from real_data import needs
 from text_runs import assert_resumes_within_an_epoch, context, sgd, steps
@@ -46,10 +46,10 @@ def tiny_task(where: TaskContext | None = None, model: AwdLstm | None = None, le
     return LanguageTask(where or context(batch=4), model or tiny_model(), text(length), measured)
 
 
-# -- stretches -----------------------------------------------------------------------------------
+# -- segments -----------------------------------------------------------------------------------
 
 
-def literal_stretches(length: int, drawn: list[int]) -> list[tuple[int, int]]:
+def literal_segments(length: int, drawn: list[int]) -> list[tuple[int, int]]:
     """The loop of the public code: starts and lengths, the last cut off at the end of the text."""
     found, i = [], 0
     while i < length - 1 - 1:
@@ -60,15 +60,15 @@ def literal_stretches(length: int, drawn: list[int]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("length", [3, 4, 40, 71, 72, 73, 500, 46_479])
-def test_stretches_follow_each_other_to_the_end_of_the_text(length: int) -> None:
+def test_segments_follow_each_other_to_the_end_of_the_text(length: int) -> None:
     for epoch in range(20):
-        found = stretches(length, stream(0, epoch, "bptt"))
-        assert [each[:2] for each in found] == literal_stretches(length, [each.drawn for each in found])
+        found = segments(length, stream(0, epoch, "bptt"))
+        assert [each[:2] for each in found] == literal_segments(length, [each.drawn for each in found])
         assert all(each.length >= 2 for each in found), "a single word has no temporal penalty"
 
 
-def test_stretch_lengths_have_the_public_distribution() -> None:
-    ours = [each.drawn for epoch in range(60) for each in stretches(46_479, stream(1, epoch, "bptt"))[:-1]]
+def test_segment_lengths_have_the_public_distribution() -> None:
+    ours = [each.drawn for epoch in range(60) for each in segments(46_479, stream(1, epoch, "bptt"))[:-1]]
     draw = random.Random(0)
     theirs = [max(5, int(draw.gauss(70 if draw.random() < 0.95 else 35, 5))) for _ in range(len(ours))]
     assert len(ours) > 40_000
@@ -80,12 +80,12 @@ def test_stretch_lengths_have_the_public_distribution() -> None:
         assert len(mine) == pytest.approx(len(public), abs=6 * math.sqrt(0.05 * 0.95 * len(ours)))
 
 
-def test_a_stretch_is_never_drawn_shorter_than_five_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language, "STRETCH", 8)
-    assert min(each.drawn for each in stretches(20_000, stream(0, 0, "bptt"))) == 5
+def test_a_segment_is_never_drawn_shorter_than_five_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "BPTT", 8)
+    assert min(each.drawn for each in segments(20_000, stream(0, 0, "bptt"))) == 5
 
 
-def test_stretches_depend_on_seed_and_epoch_alone() -> None:
+def test_segments_depend_on_seed_and_epoch_alone() -> None:
     def kinds(seed: int, epoch: int) -> list[str]:
         task = tiny_task(context(batch=4, seed=seed))
         return [task.kind(i) for i in range(task.begin_epoch(epoch))]
@@ -95,7 +95,7 @@ def test_stretches_depend_on_seed_and_epoch_alone() -> None:
     assert kinds(0, 1) != kinds(1, 1)
 
 
-def test_a_batch_is_the_words_of_its_stretch_and_those_that_follow_them() -> None:
+def test_a_batch_is_the_words_of_its_segment_and_those_that_follow_them() -> None:
     task, columns = tiny_task(), batchify(text(3600), 4)
     read = 0
     for index in range(task.begin_epoch(0)):
@@ -151,7 +151,7 @@ def test_a_step_descends_cross_entropy_with_both_penalties_and_returns_cross_ent
         torch.testing.assert_close(after, before - 0.5 * gradient * 0.25 / norm, rtol=1e-4, atol=1e-6)
 
 
-def test_the_state_is_carried_from_stretch_to_stretch() -> None:
+def test_the_state_is_carried_from_segment_to_segment() -> None:
     model = tiny_model(**NOTHING_DROPPED)
     task = tiny_task(model=model)
     task.begin_epoch(0)
@@ -166,7 +166,7 @@ def test_the_state_is_carried_from_stretch_to_stretch() -> None:
         read += len(targets)
 
 
-def test_an_epoch_begins_without_a_past_and_keeps_its_tensors() -> None:
+def test_an_epoch_starts_from_a_zero_state_in_the_same_tensors() -> None:
     task = tiny_task(model=tiny_model(**NOTHING_DROPPED))
     optimizers = sgd(task, lr=0.0)
     before = [part.data_ptr() for layer in task._state for part in layer]
@@ -180,7 +180,7 @@ def test_an_epoch_begins_without_a_past_and_keeps_its_tensors() -> None:
     assert steps(task, optimizers, 0, 3) == first
 
 
-def test_the_state_takes_no_gradient_into_the_next_step() -> None:
+def test_the_state_is_detached_between_steps() -> None:
     task = tiny_task()
     task.begin_epoch(0)
     steps(task, sgd(task), 0, 2)
@@ -188,7 +188,7 @@ def test_the_state_takes_no_gradient_into_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("weight_drop", ["correct", "faithful"])
-def test_a_run_goes_on_bitwise_within_an_epoch(weight_drop: WeightDrop) -> None:
+def test_a_run_resumes_bitwise_within_an_epoch(weight_drop: WeightDrop) -> None:
     assert_resumes_within_an_epoch(partial(lambda: tiny_task(model=tiny_model(weight_drop))))
 
 
@@ -217,7 +217,7 @@ def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
     assert losses == pytest.approx(wanted, rel=5e-3)
 
 
-def test_compiling_is_refused() -> None:
+def test_compiling_raises_an_error() -> None:
     with pytest.raises(ValueError, match=r"compiled=True.*compiled=False"):
         tiny_task(context(batch=4, compiled=True))
 
@@ -237,9 +237,9 @@ def literal_perplexity(model: AwdLstm, columns: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("at_once", "piece"), [(1, 1024), (30, 1024), (33, 20), (8192, 7), (8192, 1)])
-def test_perplexity_is_that_of_reading_word_by_word(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "AT_ONCE", at_once)
-    monkeypatch.setattr(reading, "PIECE", piece)
+def test_perplexity_equals_sequential_reading(at_once: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm_evaluation, "AT_ONCE", at_once)
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", piece)
     task = tiny_task()
     with torch.no_grad():
         task.model.embedding.weight.mul_(8)  # else it guesses evenly, whatever it reads
@@ -260,10 +260,10 @@ def widths_read(model: AwdLstm) -> list[int]:
 
 
 @pytest.mark.parametrize(("forget_bias", "rounds"), [(0.0, range(2, 4)), (30.0, range(10, 11))])
-def test_pieces_are_read_until_no_start_moves(
+def test_chunks_are_read_until_no_initial_state_changes(
     forget_bias: float, rounds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PIECE", 30)
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
     columns, model = batchify(text(310, 2), 1), tiny_model().eval()
     with torch.no_grad():
         model.embedding.weight.mul_(8)
@@ -271,24 +271,24 @@ def test_pieces_are_read_until_no_start_moves(
             layer.bias_ih.view(4, -1)[1] += forget_bias
         wanted = literal_perplexity(model, columns)
         calls = widths_read(model)
-        assert math.exp(reading.mean_loss(model, columns).item()) == pytest.approx(wanted, rel=1e-5)
+        assert math.exp(lstm_evaluation.mean_loss(model, columns).item()) == pytest.approx(wanted, rel=1e-5)
     *read, rest = calls
     assert set(read) == {10}, "ten pieces side by side"
     assert len(read) in rounds
     assert rest == 1
 
 
-def test_a_model_that_is_no_number_any_more_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PIECE", 30)
+def test_a_model_with_nan_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm_evaluation, "CHUNK", 30)
     model = tiny_model().eval()
     calls = widths_read(model)
     with torch.no_grad():
         model.layers[0].bias_ih.fill_(math.nan)
-        assert math.isnan(reading.mean_loss(model, batchify(text(301, 2), 1)).item())
+        assert math.isnan(lstm_evaluation.mean_loss(model, batchify(text(301, 2), 1)).item())
     assert calls == [10]
 
 
-def test_measuring_disturbs_no_training() -> None:
+def test_evaluation_does_not_change_training() -> None:
     def losses(measured: bool) -> list[Tensor]:
         torch.manual_seed(0)
         task = tiny_task()
@@ -303,7 +303,7 @@ def test_measuring_disturbs_no_training() -> None:
     assert losses(True) == losses(False)
 
 
-def test_a_limit_holds_for_steps_and_for_measuring() -> None:
+def test_a_limit_applies_to_steps_and_to_evaluation() -> None:
     task = tiny_task(context(batch=4, limit=3))
     assert task.begin_epoch(0) == 3
     columns = batchify(text(310, 2), 1)

@@ -189,7 +189,7 @@ def test_resnets_halve_the_resolution_at_the_right_places(build: Callable[[], Re
     assert shapes == [(64 * 2**i, side * 2 ** (3 - i), side * 2 ** (3 - i)) for i in range(4)]
 
 
-def test_vgg_pools_before_it_rectifies_with_the_values_and_gradients_of_the_other_order() -> None:
+def test_vgg_pools_before_relu_with_the_values_and_gradients_of_the_other_order() -> None:
     def paper_order(layers: list[nn.Module]) -> list[nn.Module]:
         pools = [at for at, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
         for at in pools:
@@ -218,7 +218,7 @@ def test_vgg_dropout_is_off_in_eval_and_on_in_training() -> None:
     assert torch.equal(model(batch), model(batch))
 
 
-def test_vgg_convolutions_start_as_specified() -> None:
+def test_vgg_convolutions_are_initialised_as_specified() -> None:
     for module in VGG11().modules():
         if isinstance(module, nn.Conv2d):
             assert module.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * module.out_channels)), rel=0.06)
@@ -226,7 +226,7 @@ def test_vgg_convolutions_start_as_specified() -> None:
             assert not module.bias.any()
 
 
-def test_resnets_differ_in_their_start() -> None:
+def test_resnets_differ_in_initialisation() -> None:
     def last_conv(model: nn.Module) -> nn.Conv2d:
         return [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)][-1]
 
@@ -236,7 +236,7 @@ def test_resnets_differ_in_their_start() -> None:
 
 
 @pytest.mark.parametrize("build", [Generator, Critic])
-def test_wgan_starts_as_specified(build: Callable[[], nn.Module]) -> None:
+def test_wgan_is_initialised_as_specified(build: Callable[[], nn.Module]) -> None:
     norms = []
     for module in build().modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
@@ -249,7 +249,7 @@ def test_wgan_starts_as_specified(build: Callable[[], nn.Module]) -> None:
     assert torch.cat(norms).std().item() == pytest.approx(0.02, rel=0.2)
 
 
-def test_generator_paints_between_minus_one_and_one() -> None:
+def test_generator_outputs_lie_between_minus_one_and_one() -> None:
     assert Generator()(100 * torch.randn(2, NOISE)).abs().max() <= 1
 
 

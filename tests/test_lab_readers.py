@@ -53,11 +53,11 @@ def test_cifar100_takes_the_fine_label(tmp_path, monkeypatch):
     assert found.train.labels.tolist() == list(range(7))
     assert torch.equal(found.train.pixels.flatten(1), written[:, 2:])
     (tmp_path / small.folder / "test.bin").write_bytes(b"\xff" * 3 * 3074)
-    with pytest.raises(DataError, match=r"test\.bin has the label 255 of 100 classes; mend it with: aida data get"):
+    with pytest.raises(DataError, match=r"test\.bin has the label 255, but there are 100 classes; fix it with: aida"):
         images.cifar100(tmp_path)
 
 
-def test_the_same_size_with_other_bytes_is_damage(tmp_path, monkeypatch):
+def test_a_file_of_the_right_size_with_other_bytes_is_damaged(tmp_path, monkeypatch):
     content = bytes(3073)
     wanted = hashlib.md5(content, usedforsecurity=False).hexdigest()
     small = replace(sets.CIFAR10, files=tuple(DataFile(file.name, 3073, wanted) for file in sets.CIFAR10.files))
@@ -82,7 +82,7 @@ def test_digits_need_no_download():
 # Penn Treebank
 
 
-def test_words_are_numbered_as_they_appear_and_lines_end():
+def test_words_are_numbered_in_order_of_appearance_and_lines_end_in_eos():
     found = text.number_words([" the cat ", " the dog "], [" a cat "], [" bird "])
     assert found.words == ("the", "cat", "<eos>", "dog", "a", "bird")
     assert found.train.tolist() == [0, 1, 2, 0, 3, 2]
@@ -90,10 +90,10 @@ def test_words_are_numbered_as_they_appear_and_lines_end():
     assert found.test.tolist() == [5, 2]
 
 
-def test_batchify_makes_columns_that_read_on():
+def test_batchify_makes_columns_of_consecutive_text():
     columns = text.batchify(torch.arange(11), 2)
     assert columns.tolist() == [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
-    with pytest.raises(ValueError, match="batch=12 must be between 1 and the 11 tokens"):
+    with pytest.raises(ValueError, match="batch=12 must be between 1 and the number of tokens, 11"):
         text.batchify(torch.arange(11), 12)
 
 
@@ -148,7 +148,7 @@ def small_multi30k(tmp_path, monkeypatch):
     return tmp_path, calls
 
 
-def test_sentences_are_tokenised_once_and_the_cache_travels(small_multi30k, tmp_path_factory):
+def test_sentences_are_tokenised_once_and_an_import_copies_the_cache(small_multi30k, tmp_path_factory):
     root, calls = small_multi30k
     first = translation.multi30k(root)
     again = translation.multi30k(root)
@@ -163,7 +163,7 @@ def test_sentences_are_tokenised_once_and_the_cache_travels(small_multi30k, tmp_
         assert torch.equal(found.valid.source.starts, first.valid.source.starts)
 
 
-def test_a_cache_of_other_sentences_or_a_damaged_one_is_made_again(small_multi30k):
+def test_a_cache_of_other_sentences_or_a_damaged_cache_is_computed_again(small_multi30k):
     root, calls = small_multi30k
     translation.multi30k(root)
     path = root / "multi30k" / "val.en"

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 import aida
 from aida_lab.models import lstm, transformer
-from aida_lab.models.layout import Layout, whole
 from aida_lab.models.lstm import (
     AwdLstm,
     WeightDrop,
@@ -20,7 +19,7 @@ from aida_lab.models.lstm import (
     in_one_chunk,
     locked_dropout,
 )
-from aida_lab.models.transformer import Transformer, attend, sinusoid
+from aida_lab.models.transformer import Segments, Transformer, attend, sinusoid
 from lab_cases import PAD, language_loss, one_thread_and_a_seed, tiny_transformer, translation_loss, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)
@@ -133,7 +132,7 @@ def test_lstm_ties_its_projection_to_its_embedding() -> None:
     assert not model.decoder_bias.any()
 
 
-def test_lstm_drops_nothing_in_eval_and_reads_a_text_in_pieces() -> None:
+def test_lstm_in_eval_drops_nothing_and_gives_the_same_output_in_chunks() -> None:
     model, text = small_lstm().eval(), words(8, 2, vocabulary=60)
     whole = model(text, model.initial_state(2))
     assert whole.raw is whole.dropped
@@ -163,7 +162,7 @@ def test_locked_dropout_holds_its_mask_for_the_whole_sequence() -> None:
     assert (dropped[0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.05)
 
 
-def test_embedding_dropout_takes_whole_words() -> None:
+def test_embedding_dropout_drops_whole_words() -> None:
     embedding = nn.Embedding(500, 4)
     tokens = torch.arange(500).repeat(2, 1)
     kept = embedding_row_dropout(embedding, tokens, 0.1, training=True) / embedding(tokens)
@@ -209,7 +208,7 @@ def test_a_later_word_changes_no_earlier_logit() -> None:
     assert not torch.allclose(before[:, 4:], after[:, 4:])
 
 
-def test_padding_influences_no_word() -> None:
+def test_padding_does_not_affect_any_token() -> None:
     model = tiny_transformer().eval()
     source, target = words(2, 6, vocabulary=50), words(2, 5, vocabulary=50)
     padded = model(functional.pad(source, (0, 3), value=PAD), functional.pad(target, (0, 2), value=PAD))
@@ -270,7 +269,7 @@ def literal_logits(model: Transformer, source: Tensor, target: Tensor) -> Tensor
     return y @ embedding.T * width**-0.5
 
 
-def test_transformer_is_the_literal_one_wherever_the_loss_looks() -> None:
+def test_transformer_equals_the_literal_one_at_every_token_of_the_loss() -> None:
     model = tiny_transformer().double()
     source, target = words(3, 6, vocabulary=50), words(3, 5, vocabulary=50)
     source[0, 4:] = source[1, 2:] = target[1, 3:] = target[2, 4:] = PAD
@@ -308,19 +307,22 @@ def test_attention_is_torchs_own() -> None:
     torch.testing.assert_close(attend(query, key, value, seen, 0.0), expected)
 
 
-def test_words_see_their_own_sentence_and_causally_none_that_comes_later() -> None:
-    layout = Layout(torch.tensor([[5, 5, 5, 8, 8, 9]]), torch.tensor([[0, 1, 2, 0, 1, 0]]))
+def test_the_mask_allows_the_same_sentence_and_if_causal_no_later_token() -> None:
+    segments = Segments(torch.tensor([[5, 5, 5, 8, 8, 9]]), torch.tensor([[0, 1, 2, 0, 1, 0]]))
     blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2), torch.ones(1, 1)).bool()
-    assert torch.equal(layout.sees(layout)[0], blocks)
-    assert torch.equal(layout.sees(layout, causal=True)[0], blocks.tril())
-    other = Layout(torch.tensor([[8, 5, 5, 7]]), torch.tensor([[0, 0, 1, 0]]))
-    assert layout.sees(other)[0].int().tolist() == [[0, 1, 1, 0]] * 3 + [[1, 0, 0, 0]] * 2 + [[0, 0, 0, 0]]
+    assert torch.equal(segments.attention_mask(segments)[0], blocks)
+    assert torch.equal(segments.attention_mask(segments, causal=True)[0], blocks.tril())
+    other = Segments(torch.tensor([[8, 5, 5, 7]]), torch.tensor([[0, 0, 1, 0]]))
+    assert segments.attention_mask(other)[0].int().tolist() == [[0, 1, 1, 0]] * 3 + [[1, 0, 0, 0]] * 2 + [[0, 0, 0, 0]]
 
 
-def test_a_whole_layout_keeps_words_from_padding() -> None:
-    layout = whole(torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
-    assert layout.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert layout.sees(layout).int().tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 1, 1], [0, 1, 1]]]
+def test_segments_with_one_sentence_per_row_separate_tokens_from_padding() -> None:
+    segments = Segments.one_per_row(torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
+    assert segments.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert segments.attention_mask(segments).int().tolist() == [
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]],
+        [[1, 0, 0], [0, 1, 1], [0, 1, 1]],
+    ]
 
 
 def test_sinusoid_is_the_published_table() -> None:

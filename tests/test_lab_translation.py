@@ -51,7 +51,7 @@ def lengths_of(
 
 
 @given(st.lists(st.tuples(st.integers(1, 48), st.integers(1, 48)), min_size=1, max_size=60), st.integers(48, 80))
-def test_pairs_stand_side_by_side_without_overlapping(lengths: list[tuple[int, int]], width: int) -> None:
+def test_packed_pairs_do_not_overlap(lengths: list[tuple[int, int]], width: int) -> None:
     places = first_fit(lengths, width)
     rows = {place.row for place in places}
     assert rows == set(range(len(rows)))
@@ -68,7 +68,7 @@ def test_pairs_stand_side_by_side_without_overlapping(lengths: list[tuple[int, i
         )
 
 
-def test_every_place_reads_its_word_or_padding() -> None:
+def test_every_place_reads_its_token_or_padding() -> None:
     corpus = Corpus(pairs(30), torch.device("cpu"))
     numbers = torch.tensor([7, 0, 29, 12, 3])
     source, target = corpus.pack(numbers)
@@ -103,7 +103,7 @@ def test_packing_changes_neither_logits_nor_gradients() -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=name)
 
 
-def test_there_are_rows_enough() -> None:
+def test_a_batch_gets_enough_rows() -> None:
     assert room(200, 1) == room(200, 52) == 52
     assert (room(200, 53), room(200, 57)) == (56, 64)
     assert room(8, 1) == 3
@@ -188,7 +188,7 @@ def test_an_epoch_shows_every_pair_once_in_an_order_of_its_seed() -> None:
     assert shown(0, 0) != shown(1, 0)
 
 
-def test_a_fuller_batch_becomes_a_kind_of_its_own_with_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_with_more_rows_is_its_own_kind_with_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     def losses(room: float) -> tuple[set[str], list[float]]:
         monkeypatch.setattr(translation, "ROOM", room)
         monkeypatch.setattr(translation, "WIDTH", 24)
@@ -203,7 +203,7 @@ def test_a_fuller_batch_becomes_a_kind_of_its_own_with_the_same_loss(monkeypatch
     assert got == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_run_goes_on_bitwise_within_an_epoch() -> None:
+def test_a_run_resumes_bitwise_within_an_epoch() -> None:
     assert_resumes_within_an_epoch(partial(tiny_task))
 
 
@@ -245,7 +245,7 @@ def literal_measures(model: Transformer, valid: Pairs) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("at_once", [5, 512])
-def test_measures_are_those_of_single_sentences_without_smoothing(
+def test_metrics_equal_those_of_single_sentences_without_smoothing(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(translation, "AT_ONCE", at_once)
@@ -260,7 +260,7 @@ def test_measures_are_those_of_single_sentences_without_smoothing(
     assert task.model.training
 
 
-def test_a_limit_holds_for_steps_and_for_measuring() -> None:
+def test_a_limit_applies_to_steps_and_to_evaluation() -> None:
     task = tiny_task(context(batch=8, limit=2))
     assert task.begin_epoch(0) == 2
     valid = pairs(23, seed=1)

@@ -244,5 +244,5 @@ def _data_in_words(name: str, root: Path | None) -> str:
     try:
         require(wanted, root)
     except DataError:
-        return f"missing: aida data get {name}" if wanted.ways else f"missing: aida data import {name} PATH"
+        return f"missing: aida data get {name}" if wanted.mirrors else f"missing: aida data import {name} PATH"
     return "there"

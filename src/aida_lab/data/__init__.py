@@ -1,4 +1,4 @@
-"""The data sets of the experiments: where they are, how they get there, and how they are read."""
+"""The data sets of the experiments: declarations, download and import, checks, and readers."""
 
 from aida_lab.data.errors import DataError
 from aida_lab.data.root import data_root

@@ -1,7 +1,7 @@
-"""Batches of decoded images, asked for by number: worker processes read ahead from there on.
+"""Batches of decoded images by index. Worker processes read ahead from the last requested batch.
 
-Which images a batch holds and how each is cropped follows from (seed, epoch, image) alone: neither the number of
-workers nor where the reading began shows in the pixels.
+The images of a batch and their crops depend only on (seed, epoch, image), not on the number of workers or on the first
+batch that was read.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from aida_lab.data.errors import DataError
-from aida_lab.data.folders import ImageFolder, centre_view, decode, pixels, random_view
+from aida_lab.data.folders import ImageFolder, decode, pixels, random_resized_crop, resize_and_centre_crop
 from aida_lab.task import stream
 
-#: Split, epoch, number of the image: all that a worker is told.
+#: Split, epoch and image index: everything that a worker gets.
 Key = tuple[str, int, int]
-#: Pixels ``(batch, 3, size, size)`` in uint8, in channels-last layout, and a class for each.
+#: Pixels ``(batch, 3, size, size)`` in uint8 and channels-last memory format, and one class per image.
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One way through a split: batch i is ``order[i * batch : (i + 1) * batch]``; a process reads its share of it."""
+    """One pass over a split. Batch i is ``order[i * batch : (i + 1) * batch]``; each process reads its share of it."""
 
     split: str
     epoch: int
@@ -34,24 +34,24 @@ class Pass:
     batch: int
     rank: int = 0
     world: int = 1
-    limit: int | None = None  #: at most so many batches
+    limit: int | None = None  #: maximum number of batches
 
     def __len__(self) -> int:
         count = -(-len(self.order) // self.batch)
         return count if self.limit is None else min(count, self.limit)
 
     def size(self, index: int) -> int:
-        """Images of batch ``index`` over all processes."""
+        """Number of images in batch ``index``, over all processes."""
         return min(self.batch, len(self.order) - index * self.batch)
 
     def keys(self, index: int) -> list[Key]:
-        """This process's share; nothing where a last batch has fewer images than there are processes."""
+        """This process's share. It can be empty if the last batch has fewer images than there are processes."""
         whole = self.order[index * self.batch : (index + 1) * self.batch]
         return [(self.split, self.epoch, number) for number in whole[self.rank :: self.world].tolist()]
 
 
 class Views(Dataset[tuple[Tensor, int]]):
-    """The images as they are shown: "train" in random crops, others in their middle."""
+    """The augmented images: random crops of "train", central crops of other splits."""
 
     def __init__(self, folders: Mapping[str, ImageFolder], seed: int, size: int, shorter: int) -> None:
         self.folders, self.seed, self.size, self.shorter = dict(folders), seed, size, shorter
@@ -61,14 +61,14 @@ class Views(Dataset[tuple[Tensor, int]]):
         folder = self.folders[split]
         image = decode(folder.path(index))
         if split == "train":
-            view = random_view(image, self.size, stream(self.seed, epoch, f"view {index}"))
+            view = random_resized_crop(image, self.size, stream(self.seed, epoch, f"view {index}"))
         else:
-            view = centre_view(image, self.size, self.shorter)
+            view = resize_and_centre_crop(image, self.size, self.shorter)
         return pixels(view), int(folder.labels[index])
 
 
 class Batches:
-    """Reads the passes over some views, one at a time, in any order but fastest in their own."""
+    """Reads the batches of a pass. Any order works; consecutive batches are fastest."""
 
     def __init__(self, views: Views, workers: int, pinned: bool) -> None:
         self._plan = _Plan()
@@ -76,18 +76,18 @@ class Batches:
             views,
             batch_sampler=self._plan,
             num_workers=workers,
-            collate_fn=_stacked,
+            collate_fn=_collate,
             pin_memory=pinned,
             persistent_workers=workers > 0,
-            worker_init_fn=_leave_interrupts_to_the_trainer,
-            # else each pass would draw its seed from torch's generator, whose state is the run's
+            worker_init_fn=_ignore_interrupts,
+            # otherwise each pass would draw its seed from torch's global generator and change the run's random state
             generator=torch.Generator(),
         )
         self._walk: Iterator[Batch] | None = None
         self._next = 0
 
     def read(self, which: Pass, index: int) -> Batch:
-        """Batch ``index`` of a pass; nothing before it is decoded."""
+        """Batch ``index`` of a pass. Earlier batches are not decoded."""
         if self._walk is None or self._plan.which is not which or self._next != index:
             self._plan.which, self._plan.start = which, index
             self._walk = iter(self._loader)
@@ -95,12 +95,12 @@ class Batches:
         try:
             return next(self._walk)
         except DataError as error:
-            # a worker's error arrives with its traceback as its message; the last line is what it said
+            # the message of a worker's error contains its traceback; the last line is the original message
             raise DataError(str(error).strip().rpartition("DataError: ")[2]) from None
 
 
 class _Plan(Sampler[list[Key]]):
-    """What the loader hands out to its workers: a pass, from some batch on."""
+    """The keys that the loader sends to its workers: a pass from batch ``start`` on."""
 
     def __init__(self) -> None:
         self.which: Pass | None = None
@@ -114,11 +114,11 @@ class _Plan(Sampler[list[Key]]):
                     yield keys
 
 
-def _stacked(items: list[tuple[Tensor, int]]) -> Batch:
+def _collate(items: list[tuple[Tensor, int]]) -> Batch:
     images = torch.stack([image for image, _ in items])
     return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in items])
 
 
-def _leave_interrupts_to_the_trainer(worker: int) -> None:
-    """A Ctrl-C reaches every process of the terminal; the run is saved by the one that trains."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal. Workers ignore it; the training process saves the run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

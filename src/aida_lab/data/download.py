@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed where it broke off, checked, and in place only when it is whole."""
+"""Download one file over HTTP: resume after a break, check size and MD5, then move the file into place."""
 
 from __future__ import annotations
 
@@ -15,94 +15,94 @@ from aida_lab.data.errors import DataError
 from aida_lab.data.local import md5_of
 from aida_lab.data.sets import Download
 
-#: Called with the name of a file, the bytes that are there, and the bytes it will have (None: not known yet).
+#: Called with the file name, the bytes received so far, and the total (None if unknown).
 Progress = Callable[[str, int, int | None], None]
 
-#: Refusals that may be gone at the next try: timeout, too many requests, and whatever is the server's own trouble.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PIECE = 1 << 18
+#: HTTP status codes worth a retry: timeout, too many requests, server errors.
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to bear with a server."""
+class RetryPolicy:
+    """When to retry a download and when to give up."""
 
-    attempts: int = 5  #: tries in a row that bring nothing new before it is given up
-    timeout: float = 30.0  #: seconds without a byte that end a try
-    pause: float = 1.0  #: seconds before the second try; doubled for each further one
-
-
-class _BrokenOffError(Exception):
-    """A try ended early; another may go on from there."""
+    attempts: int = 5  #: attempts in a row without a new byte before the download fails
+    timeout: float = 30.0  #: seconds without a byte that end an attempt
+    pause: float = 1.0  #: seconds before the second attempt; doubled for each later one
 
 
-def download(source: Download, to: Path, *, progress: Progress | None = None, patience: Patience | None = None) -> None:
-    """Bring ``source`` to the path ``to``. Bytes of an earlier try, in ``to`` + ``.part``, are not asked for again."""
-    patience = patience or Patience()
+class _InterruptedError(Exception):
+    """An attempt ended early; the next one can resume."""
+
+
+def download(source: Download, to: Path, *, progress: Progress | None = None, retry: RetryPolicy | None = None) -> None:
+    """Download ``source`` to the path ``to``. Bytes of earlier attempts are kept in ``to`` + ``.part`` and resumed."""
+    retry = retry or RetryPolicy()
     part = to.with_name(to.name + ".part")
     to.parent.mkdir(parents=True, exist_ok=True)
-    resumed = _fill(source, part, progress, patience)
+    resumed = _fill(source, part, progress, retry)
     fault = _fault(source, part)
     if fault and resumed:
-        # the earlier bytes may be of another version of the file, or of a write that never reached the disk
+        # the earlier bytes may belong to another version of the file, or may not all have reached the disk
         part.unlink()
-        _fill(source, part, progress, patience)
+        _fill(source, part, progress, retry)
         fault = _fault(source, part)
     if fault:
         part.unlink()
-        raise DataError(f"{source.address} sent something else: {fault}; nothing of it was kept")
+        raise DataError(f"{source.url} sent another file: {fault}; nothing was kept")
     part.replace(to)
 
 
-def _fill(source: Download, part: Path, progress: Progress | None, patience: Patience) -> bool:
-    """Complete the partial file; True where it was put together from more than one try."""
+def _fill(source: Download, part: Path, progress: Progress | None, retry: RetryPolicy) -> bool:
+    """Complete the partial file. Returns True if the bytes come from more than one attempt."""
     resumed = False
     furthest = _size(part)
-    barren = 0
+    failures = 0
     while True:
         resumed = resumed or _size(part) > 0
         try:
-            _one_try(source, part, progress, patience.timeout)
+            _attempt(source, part, progress, retry.timeout)
             return resumed
-        except _BrokenOffError as broken:
+        except _InterruptedError as error:
             here = _size(part)
-            barren = 0 if here > furthest else barren + 1
+            failures = 0 if here > furthest else failures + 1
             furthest = max(furthest, here)
-            if barren >= patience.attempts:
+            if failures >= retry.attempts:
                 raise DataError(
-                    f"{source.address}: {broken}, {barren} times in a row; {here:,} bytes are kept in {part} "
-                    "and the same command goes on from there"
+                    f"{source.url}: {error}, {failures} times in a row; {here:,} bytes are kept in {part}; "
+                    "run the same command again to resume"
                 ) from None
-            time.sleep(patience.pause * 2 ** max(barren - 1, 0))
+            time.sleep(retry.pause * 2 ** max(failures - 1, 0))
 
 
-def _one_try(source: Download, part: Path, progress: Progress | None, timeout: float) -> None:
+def _attempt(source: Download, part: Path, progress: Progress | None, timeout: float) -> None:
     start = _size(part)
     if source.size is not None and start == source.size:
         return
-    request = urllib.request.Request(source.address, headers={"User-Agent": "aida-optim"})
+    request = urllib.request.Request(source.url, headers={"User-Agent": "aida-optim"})
     if start:
         request.add_header("Range", f"bytes={start}-")
     try:
         answer = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # nothing lies behind the bytes that are there: whole, or not of this file
+        if error.code == 416:  # range not satisfiable: the partial file is complete, or belongs to another file
             if _total(error.headers.get("Content-Range")) == start:
                 return
             part.unlink()
-            raise _BrokenOffError("the earlier bytes do not fit the file") from None
-        said = f"the server answered {error.code} {error.reason}"
-        if error.code in _PASSING:
-            raise _BrokenOffError(said) from None
-        raise DataError(f"{source.address}: {said}") from None
+            raise _InterruptedError("the partial file does not match the file on the server") from None
+        message = f"the server answered {error.code} {error.reason}"
+        if error.code in _TRANSIENT:
+            raise _InterruptedError(message) from None
+        raise DataError(f"{source.url}: {message}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise _BrokenOffError(f"no connection ({_reason(error)})") from None
+        raise _InterruptedError(f"no connection ({_reason(error)})") from None
     with answer:
         if answer.status != 206:
-            start = 0  # the server does not know Range and sends the whole file again
+            start = 0  # the server does not support Range and sends the whole file again
         elif not (answer.headers.get("Content-Range") or "").startswith(f"bytes {start}-"):
-            raise DataError(f"{source.address}: the server sent another range than was asked for")
+            raise DataError(f"{source.url}: the server sent another range than the requested one")
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length and length.isdigit() else source.size
         try:
@@ -127,30 +127,30 @@ def _copy(
         progress(name, here, total)
     while True:
         try:
-            piece = answer.read1(_PIECE)
+            chunk = answer.read1(_CHUNK)
         except (http.client.HTTPException, OSError) as error:
-            raise _BrokenOffError(f"the connection broke after {here:,} bytes ({_reason(error)})") from None
-        if not piece:
+            raise _InterruptedError(f"the connection broke after {here:,} bytes ({_reason(error)})") from None
+        if not chunk:
             break
         try:
-            stream.write(piece)
-        except OSError as error:  # a full disk: to ask the server again would not help
+            stream.write(chunk)
+        except OSError as error:  # for example a full disk: a retry would not help
             raise DataError(f"cannot write {part}: {error.strerror}") from None
-        here += len(piece)
+        here += len(chunk)
         if progress:
             progress(name, here, total)
         if most is not None and here > most:
-            return  # another file, as its size will tell; there may be no end to it
+            return  # larger than the known size, so another file; the caller reports it
     if total is not None and here < total:
-        raise _BrokenOffError(f"the connection broke after {here:,} of {total:,} bytes")
+        raise _InterruptedError(f"the connection broke after {here:,} of {total:,} bytes")
 
 
 def _fault(source: Download, part: Path) -> str:
     size = _size(part)
     if source.size is not None and size != source.size:
-        return f"{'more' if size > source.size else f'{size:,} bytes'} where {source.size:,} bytes belong"
+        return f"{'more' if size > source.size else f'{size:,} bytes'} instead of {source.size:,} bytes"
     if source.md5 is not None and (found := md5_of(part)) != source.md5:
-        return f"MD5 {found} where {source.md5} belongs"
+        return f"MD5 {found} instead of {source.md5}"
     return ""
 
 

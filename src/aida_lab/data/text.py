@@ -1,4 +1,4 @@
-"""Penn Treebank as one long row of word numbers."""
+"""Penn Treebank as one long sequence of word ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_OF_LINE = "<eos>"
 
 @dataclass(frozen=True)
 class LanguageSplits:
-    """Word numbers, int64, of each split; ``words[number]`` is the word."""
+    """Word ids (int64) per split; ``words[id]`` is the word."""
 
     train: Tensor
     valid: Tensor
@@ -31,22 +31,21 @@ def ptb(root: str | os.PathLike[str] | None = None) -> LanguageSplits:
 
 
 def number_words(train: Iterable[str], valid: Iterable[str], test: Iterable[str]) -> LanguageSplits:
-    """Number the words in the order in which they appear in the three texts; a line ends in ``<eos>``."""
+    """Number the words in order of appearance in the three texts. Each line ends in ``<eos>``."""
     numbers: dict[str, int] = {}
-    rows = (
+    first, second, third = (
         torch.tensor(
             [numbers.setdefault(word, len(numbers)) for line in lines for word in (*line.split(), END_OF_LINE)],
             dtype=torch.int64,
         )
         for lines in (train, valid, test)
     )
-    first, second, third = rows
     return LanguageSplits(first, second, third, tuple(numbers))
 
 
 def batchify(tokens: Tensor, batch: int) -> Tensor:
-    """Cut the row into ``batch`` columns of equal length, (length, batch); what is left over falls away."""
+    """Split the sequence into ``batch`` columns of equal length, (length, batch). The remainder is dropped."""
     length = tokens.numel() // batch
     if batch < 1 or length < 1:
-        raise ValueError(f"batch={batch} must be between 1 and the {tokens.numel()} tokens there are")
+        raise ValueError(f"batch={batch} must be between 1 and the number of tokens, {tokens.numel()}")
     return tokens[: length * batch].view(batch, length).t().contiguous()

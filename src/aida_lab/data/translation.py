@@ -1,7 +1,7 @@
-"""Multi30k as pairs of numbered sentences, tokenised once.
+"""Multi30k as pairs of tokenised sentences.
 
-spaCy cuts the sentences into words. Its result is kept beside the raw files as ``tokens.pt``: plain tensors
-and words, read with ``weights_only``, so that a machine without spaCy trains from it.
+spaCy tokenises the sentences once. The result is cached beside the raw files in ``tokens.pt``, so that a machine
+without spaCy can train from it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from aida_lab.data import local, sets
+from aida_lab.data.cache import read_cache, write_cache
 from aida_lab.data.errors import DataError
-from aida_lab.data.kept import keep, read_kept
 
 UNKNOWN, PAD, BEGIN, END = 0, 1, 2, 3
 SPECIAL = ("<unk>", "<blank>", "<s>", "</s>")
 
-MIN_COUNT = 3  #: in the training sentences of a language, or a word is unknown
-MAX_TOKENS = 100  #: of either sentence, or a training pair is left out
+MIN_COUNT = 3  #: words that are rarer in the training sentences of a language are unknown
+MAX_TOKENS = 100  #: training pairs with a longer sentence are dropped
 
-#: Names of the splits and of their files.
+#: Split name -> file name.
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 CACHE = "tokens.pt"
@@ -38,10 +38,10 @@ Tokenizer = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences one after the other, each from ``<s>`` to ``</s>``; sentence i is numbers[starts[i]:starts[i + 1]]."""
+    """Concatenated sentences, each from ``<s>`` to ``</s>``; sentence i is numbers[starts[i]:starts[i + 1]]."""
 
     numbers: Tensor  #: int32
-    starts: Tensor  #: int64, one more than there are sentences
+    starts: Tensor  #: int64, one more entry than sentences
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -54,7 +54,7 @@ class Sentences:
         return self.starts.diff()
 
     def padded(self) -> Tensor:
-        """All of them as rows, (sentences, longest), int64, filled up with :data:`PAD`."""
+        """All sentences as rows (sentences, longest), int64, padded with :data:`PAD`."""
         lengths = self.lengths
         rows = torch.full((len(self), int(lengths.max())), PAD, dtype=torch.int64)
         rows[torch.arange(rows.shape[1]) < lengths.unsqueeze(1)] = self.numbers.long()
@@ -63,7 +63,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Pairs:
-    """German sentences and, in the same order, their English translations."""
+    """German sentences and their English translations, in the same order."""
 
     source: Sentences
     target: Sentences
@@ -81,7 +81,7 @@ class Translation:
 
 
 def multi30k(root: str | os.PathLike[str] | None = None) -> Translation:
-    """German to English, 29,000 / 1,014 / 1,000 pairs, 9,521 words; from the cache where there is one."""
+    """German to English, 29,000 / 1,014 / 1,000 pairs, 9,521 words. Uses the cache if it is valid."""
     texts = {
         f"{split}.{language}": bytes(local.read(sets.MULTI30K, f"{file}.{language}", root))
         for split, file in SPLITS.items()
@@ -92,7 +92,7 @@ def multi30k(root: str | os.PathLike[str] | None = None) -> Translation:
     found = _from_cache(cache, origin)
     if found is None:
         lines = {name: text.decode("utf-8").split("\n") for name, text in texts.items()}
-        # the files end in a newline, and some sentences hold separators that splitlines() would cut at
+        # the files end in a newline, and splitlines() would split at separators inside some sentences
         lines = {name: rows[:-1] if rows[-1] == "" else rows for name, rows in lines.items()}
         found = number_pairs(lines, _spacy("de"), _spacy("en"))
         _to_cache(found, cache, origin)
@@ -100,7 +100,7 @@ def multi30k(root: str | os.PathLike[str] | None = None) -> Translation:
 
 
 def number_pairs(lines: Mapping[str, Sequence[str]], german: Tokenizer, english: Tokenizer) -> Translation:
-    """Number the words of ``lines["train.de"]``, ``lines["train.en"]`` and so on by one shared vocabulary."""
+    """Number the words of ``lines["train.de"]``, ``lines["train.en"]`` and so on with one shared vocabulary."""
     pairs = {}
     for split in SPLITS:
         cut = [
@@ -111,7 +111,7 @@ def number_pairs(lines: Mapping[str, Sequence[str]], german: Tokenizer, english:
         pairs[split] = [pair for pair in cut if keep_all or max(map(len, pair)) <= MAX_TOKENS]
     german_words = vocabulary(pair[0] for pair in pairs["train"])
     english_words = vocabulary(pair[1] for pair in pairs["train"])
-    # German words first, then those English ones that German has not
+    # German words first, then the English words that are not in the German vocabulary
     numbers = {word: number for number, word in enumerate(dict.fromkeys((*german_words, *english_words)))}
     numbered = {
         split: Pairs(*(_numbered([pair[side] for pair in rows], numbers) for side in (0, 1)))
@@ -121,7 +121,7 @@ def number_pairs(lines: Mapping[str, Sequence[str]], german: Tokenizer, english:
 
 
 def vocabulary(sentences: Any) -> tuple[str, ...]:
-    """The special words, then those that come often enough: the frequent first, equals in alphabetical order."""
+    """The special words, then the frequent words by falling count, ties in alphabetical order."""
     counts = Counter(word for sentence in sentences for word in sentence)
     kept = sorted((word for word in counts if counts[word] >= MIN_COUNT), key=lambda word: (-counts[word], word))
     return (*SPECIAL, *(word for word in kept if word not in SPECIAL))
@@ -138,16 +138,16 @@ def _spacy(language: str) -> Tokenizer:
         import spacy
     except ImportError:
         raise DataError(
-            "Multi30k is not tokenised yet, which needs spaCy once: pip install '.[data]' in a clone; or copy "
-            f"{CACHE} from the multi30k folder of a machine that has it"
+            "Multi30k must be tokenised once with spaCy, which is not installed: pip install '.[data]' in a clone; or "
+            f"copy {CACHE} from the multi30k folder of another machine"
         ) from None
     tokenizer = spacy.blank(language).tokenizer
     return lambda line: [token.text for token in tokenizer(line)]
 
 
 def _from_cache(path: Path, origin: str) -> Translation | None:
-    """What the cache holds; None where there is none, or one of other sentences or of another form."""
-    stored = read_kept(path, _FORMAT, origin)
+    """The content of the cache; None if it is missing, outdated or made from other sentences."""
+    stored = read_cache(path, _FORMAT, origin)
     if stored is None:
         return None
     pairs = {
@@ -162,4 +162,4 @@ def _to_cache(found: Translation, path: Path, origin: str) -> None:
         pairs: Pairs = getattr(found, split)
         for language, side in (("de", pairs.source), ("en", pairs.target)):
             content[f"{split}.{language}"] = (side.numbers, side.starts)
-    keep(content, path, _FORMAT, origin, "the tokens")
+    write_cache(content, path, _FORMAT, origin, "the tokens")

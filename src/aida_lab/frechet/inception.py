@@ -1,8 +1,8 @@
-"""Inception v3 as FID knows it: the TensorFlow graph of 2015-12-05, up to its 2048 pooled features.
+"""The Inception v3 of FID: the TensorFlow graph of 2015-12-05, up to its 2048 pooled features.
 
 Keys and shapes are those of ``pt_inception-2015-12-05-6726825d.pth``, the weights that pytorch-fid publishes.
-That network is not the Inception of the paper: its average pools leave the padding out of the count, its last
-block pools by maximum, and it has 1008 outputs, of which FID uses none.
+It differs from the Inception v3 paper: average pools exclude the padding, the last block uses max pooling, and there
+are 1008 outputs, which FID does not use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = WeightsFile(
     size=95_628_359,
     sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
     remedy=(
-        "get it from https://github.com/mseitzer/pytorch-fid/releases/tag/fid_weights and give it with --inception FILE"
+        "get it from https://github.com/mseitzer/pytorch-fid/releases/tag/fid_weights and pass it with --inception FILE"
     ),
 )
 FEATURES = 2048
@@ -32,7 +32,7 @@ Pool = Literal["average", "maximum"]
 
 
 class Unit(nn.Module):
-    """A convolution without bias, a batch norm, a ReLU."""
+    """A convolution without bias, batch norm and ReLU."""
 
     def __init__(self, channels: int, width: int, kernel: Kernel, stride: int = 1, padded: bool = True) -> None:
         super().__init__()
@@ -45,15 +45,16 @@ class Unit(nn.Module):
         return functional.relu(self.bn(self.conv(images)))
 
 
-#: One convolution of a branch: what its name adds to the branch's, its width, its kernel.
+#: One convolution of a branch: the suffix of its name, its width, its kernel.
 Row = tuple[str, int, Kernel]
 
 
 class Mixed(nn.Module):
-    """Branches over one input, side by side in the output: chains of convolutions, some forked at the end, and a pool.
+    """Concatenated branches over one input: chains of convolutions, some with two parallel ends, and a pool.
 
-    Rows whose names end in ``a`` and ``b`` are the two tines of a fork. Where ``halves`` is set the last row of
-    every chain, and the pool, halve the resolution without padding, and the pool has no convolution.
+    Rows with the suffixes ``a`` and ``b`` are parallel ends: both read the output of the row before them. If ``halves``
+    is set, the last row of every chain and the pool halve the resolution without padding, and the pool has no
+    convolution.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class Mixed(nn.Module):
                 unit = Unit(width, out, kernel, stride=2 if last else 1, padded=not last)
                 self.add_module(branch + suffix, unit)
                 names.append(branch + suffix)
-                if not suffix.endswith("a"):  # both tines read what comes before the fork
+                if not suffix.endswith("a"):
                     width = out
             self.chains.append(names)
-            forked = rows[-1][0].endswith("b")
-            self.width += rows[-1][1] + (rows[-2][1] if forked else 0)
+            parallel = rows[-1][0].endswith("b")
+            self.width += rows[-1][1] + (rows[-2][1] if parallel else 0)
         if pooled:
             self.branch_pool = Unit(channels, pooled, 1)
 
@@ -84,8 +85,8 @@ class Mixed(nn.Module):
             x = images
             for name in names[:-2] if names[-1].endswith("b") else names:
                 x = self.get_submodule(name)(x)
-            tines = names[-2:] if names[-1].endswith("b") else []
-            parts += [self.get_submodule(name)(x) for name in tines] or [x]
+            ends = names[-2:] if names[-1].endswith("b") else []
+            parts += [self.get_submodule(name)(x) for name in ends] or [x]
         return torch.cat([*parts, self._pooled(images)], 1)
 
     def _pooled(self, images: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class InceptionV3(nn.Module):
         self.Mixed_7a = Mixed(self.Mixed_6e.width, narrowing, pooled=0, halves=True)
         self.Mixed_7b = _mixed_7(self.Mixed_7a.width, "average")
         self.Mixed_7c = _mixed_7(self.Mixed_7b.width, "maximum")
-        # never asked, but in the file
+        # unused, but part of the file
         self.fc = nn.Linear(FEATURES, 1008)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -172,5 +173,5 @@ class InceptionV3(nn.Module):
 
 
 def load_inception(path: Path) -> InceptionV3:
-    """With the weights of that file, whose checksum must be the known one."""
+    """The network with the weights of that file, whose SHA-256 must be the known one."""
     return trained(InceptionV3, read_weights(FILE, path))

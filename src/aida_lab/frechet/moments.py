@@ -1,16 +1,23 @@
-"""Mean and covariance of feature vectors, and the Fréchet distance between the Gaussians that have them."""
+"""Mean and covariance of feature vectors, and the Fréchet distance between Gaussians with these moments."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from aida_lab.data.cache import read_cache, write_cache
+
+#: Version of the cache file. Raise it when the file or the preparation of images for a network changes.
+_FORMAT = 1
+
 
 @dataclass(frozen=True)
 class Moments:
-    """Of ``count`` vectors: their mean, and the sum of the outer products of their deviations from it, in float64."""
+    """Moments of ``count`` vectors in float64: the mean, and the sum of the outer products of deviations from it."""
 
     count: int
     mean: Tensor
@@ -25,7 +32,7 @@ class Moments:
         return cls(len(rows), mean, deviations.T @ deviations)
 
     def joined(self, other: Moments) -> Moments:
-        """The moments of both sets together; no difference of large sums is taken, so nothing cancels."""
+        """The moments of both sets together. It subtracts no large sums, so no digits cancel."""
         count = self.count + other.count
         shift = other.mean - self.mean
         mean = self.mean + shift * (other.count / count)
@@ -38,16 +45,15 @@ class Moments:
     @property
     def covariance(self) -> Tensor:
         if self.count < 2:
-            raise ValueError(f"a covariance needs at least 2 vectors, not {self.count}; measure more images")
+            raise ValueError(f"a covariance needs at least 2 vectors, got {self.count}; measure more images")
         return self.scatter / (self.count - 1)
 
 
 def frechet_distance(one: Moments, other: Moments) -> float:
-    """Squared distance of the means + tr(C1 + C2 - 2 (C1 C2)^1/2); NaN where a moment is not finite.
+    """Squared distance of the means + tr(C1 + C2 - 2 (C1 C2)^1/2). NaN if a moment is not finite.
 
-    With C = F F' the last trace is the sum of the singular values of F1' F2: no square root of a product that is
-    not symmetric, and none of a small number whose leading digits have cancelled. Covariances of few vectors,
-    which are singular, need no offset on the diagonal.
+    With C = F F', the last trace is the sum of the singular values of F1' F2. This avoids the square root of a
+    nonsymmetric product, and works for singular covariances (of few vectors) without an offset on the diagonal.
     """
     parts = (one.mean, other.mean, one.scatter, other.scatter)
     if not all(bool(part.isfinite().all()) for part in parts):
@@ -60,10 +66,24 @@ def frechet_distance(one: Moments, other: Moments) -> float:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """An F with F F' = covariance, as many columns wide as the covariance has rank."""
+    """An F with F F' = covariance; its number of columns is the rank of the covariance."""
     values, vectors = torch.linalg.eigh(covariance)
-    # what float64 cannot tell from zero is zero: the root of a rounding error would be 1e8 times as large
+    # eigenvalues within rounding error of zero are zero: the root of a rounding error would be 1e8 times as large
     noise = values[-1].clamp_min(0.0) * len(values) * torch.finfo(values.dtype).eps
     kept = values > noise
     factor: Tensor = vectors[:, kept] * values[kept].sqrt()
     return factor
+
+
+def cached_moments(path: Path, origin: str, compute: Callable[[], Moments]) -> Moments:
+    """Read the moments from the cache file if it matches ``origin``; otherwise compute and write them.
+
+    ``origin`` describes everything that the moments depend on.
+    """
+    stored = read_cache(path, _FORMAT, origin)
+    if stored is not None:
+        return Moments(int(stored["count"]), stored["mean"], stored["scatter"])
+    found = compute()
+    content = {"count": found.count, "mean": found.mean, "scatter": found.scatter}
+    write_cache(content, path, _FORMAT, origin, "the features of the real images")
+    return found

@@ -1,4 +1,4 @@
-"""Networks that turn images into feature vectors, and what each wants its images to be."""
+"""Feature networks, and the input format of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aida_lab.frechet.moments import Moments
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A trained network and its input: square images of ``size``, pixel values as (value - centre) / scale."""
+    """A trained network. Its input: square images of ``size`` pixels, values scaled to (value - centre) / scale."""
 
-    #: What a distance on its features is called in a run's curve.
+    #: Name of the distance in a run's metrics.
     metric: str
-    #: Network and weights, for the names of files.
+    #: Name of network and weights, used in file names.
     name: str
     module: nn.Module
     size: int
@@ -29,21 +29,21 @@ class FeatureNetwork:
     scale: float
 
     def features(self, images: Tensor) -> Tensor:
-        """``(batch, features)`` of uint8 images ``(batch, 3, height, width)``, in float32 in runs of any precision."""
-        # enlarged, never reduced, here: antialiasing would change nothing
+        """``(batch, features)`` of uint8 images ``(batch, 3, height, width)``, always computed in float32."""
+        # images are only enlarged here, so antialiasing would change nothing
         resized = functional.interpolate(images.float(), (self.size, self.size), mode="bilinear", align_corners=False)
         with torch.no_grad(), full_float32(images.device):
             found: Tensor = self.module((resized - self.centre) / self.scale)
         return found
 
     def moments(self, batches: Iterable[Tensor]) -> Moments:
-        """Of the features of all images; the batches may be of any sizes, but one image at least."""
+        """Moments of the features of all images. Batches may differ in size but must not be empty."""
         found: Moments | None = None
         for images in batches:
             part = Moments.of(self.features(images))
             found = part if found is None else found.joined(part)
         if found is None:
-            raise ValueError("no images to measure; give one batch at least")
+            raise ValueError("no images to measure; pass at least one batch")
         return found.on_cpu()
 
 
@@ -73,7 +73,7 @@ def inception_v3(weights: Path, device: torch.device) -> FeatureNetwork:
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Convolutions without TF32 or autocast: runs of every precision are measured by the same network."""
+    """Convolutions without TF32 or autocast, so that runs of every precision are measured by the same network."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

@@ -1,4 +1,4 @@
-"""Files of trained weights: known by their checksum, and read without unpickling anything but tensors."""
+"""Files of trained weights, checked by SHA-256 and read with ``weights_only``."""
 
 from __future__ import annotations
 
@@ -16,44 +16,37 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a file of weights must be."""
+    """A known file of weights."""
 
     name: str
     size: int
     sha256: str
-    #: How to get it.
-    remedy: str
+    remedy: str  #: how to get it
 
 
 class WeightsError(RuntimeError):
-    """A file of weights is missing, or is another file."""
+    """A file of weights is missing or is not the known one."""
 
 
 def read_weights(file: WeightsFile, path: Path) -> Mapping[str, Tensor]:
-    """The tensors of a file that is exactly the known one: with others every measured distance would be another."""
+    """The tensors of the known file. Other weights would change every measured distance."""
     if not path.is_file():
-        raise WeightsError(f"there is no {path}; {file.name} is wanted: {file.remedy}")
+        raise WeightsError(f"{path} does not exist; {file.name} is needed: {file.remedy}")
     size = path.stat().st_size
     if size != file.size:
-        raise WeightsError(
-            f"{path} is not {file.name}: it has {size:,} bytes where {file.size:,} belong; {file.remedy}"
-        )
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest() != file.sha256:
-        raise WeightsError(
-            f"{path} is not {file.name}: its SHA-256 is {digest.hexdigest()} where {file.sha256} belongs; {file.remedy}"
-        )
+        raise WeightsError(f"{path} is not {file.name}: it has {size:,} bytes instead of {file.size:,}; {file.remedy}")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != file.sha256:
+        raise WeightsError(f"{path} is not {file.name}: its SHA-256 is {found} instead of {file.sha256}; {file.remedy}")
     weights: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return weights
 
 
 def trained(build: Callable[[], Module], weights: Mapping[str, Tensor]) -> Module:
-    """A network with these weights, for measuring alone; torch's generators are as before.
+    """A frozen network in eval mode with these weights.
 
-    Built as usual it would draw initial values, and a run would start elsewhere depending on what measures it.
+    It is built on the meta device, which draws no initial values: the feature network must not change the random
+    state of the run.
     """
     with torch.device("meta"):
         network = build()

@@ -1,6 +1,6 @@
-"""The networks of the paper's experiments: plain modules that know neither optimizers nor data.
+"""The networks of the paper's experiments, independent of optimizers and data.
 
-Initial values are torch's own except where a file says otherwise. Aida treats every parameter tensor as
-one layer, so tensors that the public code keeps apart (the q, k and v maps of an attention, the input and
-recurrent weights of an LSTM) are kept apart here too: fusing them would be another optimizer.
+Initial values are torch's defaults unless a file says otherwise. Aida treats every parameter tensor as one layer, so
+tensors that are separate in the public code (the q, k and v projections of an attention, the input and recurrent
+weights of an LSTM) are separate here too. Fusing them would change the optimizer.
 """

@@ -1,4 +1,4 @@
-"""A small convolutional net for scikit-learn's 8x8 digits: 38,282 parameters, seconds on one core."""
+"""A small convolutional network for scikit-learn's 8x8 digits: 38,282 parameters, trains in seconds on one core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class DigitsNet(nn.Module):
-    """Two 3x3 convolutions, a max-pool, two linear maps."""
+    """Two 3x3 convolutions, a max-pool, two linear layers."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

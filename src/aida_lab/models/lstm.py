@@ -1,16 +1,16 @@
 """The AWD-LSTM language model: 5,293,200 / 13,632,400 / 24,221,600 parameters with 1 / 2 / 3 layers.
 
-Its weight drop comes in two forms, chosen by ``weight_drop``:
+``weight_drop`` selects one of two forms:
 
 ``"correct"``
-    DropConnect as published: the recurrent matrix loses random entries in every forward pass, and the
-    gradient flows through what is left.
+    DropConnect as published: each forward pass drops random entries of the recurrent matrix, and the
+    gradient flows through the others.
 ``"faithful"``
-    What the public code behind the paper's table does. It wraps the dropped matrix in a new parameter at
-    every pass, so the gradient ends there: the recurrent weights are never trained and keep their random
-    start, while everything around them learns. The paper's perplexities depend on it.
+    The behaviour of the public code behind the paper's table. It wraps the dropped matrix in a new parameter
+    in every pass, so the recurrent weights get no gradient and keep their random initial values. The paper's
+    perplexities depend on it.
 
-The two draw the same random numbers and compute the same outputs; only the gradient differs.
+Both draw the same random numbers and compute the same outputs; only the gradient differs.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from torch.nn import functional
 
 WeightDrop = Literal["correct", "faithful"]
 
-#: A layer's hidden and cell values, each ``(1, batch, width)``.
+#: Hidden and cell state of a layer, each ``(1, batch, width)``.
 LayerState = tuple[Tensor, Tensor]
 
 
 class LanguageOutput(NamedTuple):
-    """What the loss needs: cross entropy of ``logits`` + 2·mean(dropped²) + 1·mean((raw[1:] − raw[:-1])²)."""
+    """Inputs of the loss: cross entropy of ``logits`` + 2·mean(dropped²) + 1·mean((raw[1:] − raw[:-1])²)."""
 
     logits: Tensor  #: ``(length, batch, vocabulary)``
-    raw: Tensor  #: the last layer as it left the LSTM, ``(length, batch, embedding)``
-    dropped: Tensor  #: the same after its locked dropout: what the projection saw
-    state: list[LayerState]  #: where the next stretch of text starts; detach it between steps
+    raw: Tensor  #: output of the last LSTM layer, ``(length, batch, embedding)``
+    dropped: Tensor  #: the same after locked dropout: the input of the projection
+    state: list[LayerState]  #: initial state of the next segment; detach it between steps
 
 
 def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout whose mask is drawn once a sequence and holds for all of its steps; ``x`` is (length, batch, width)."""
+    """Variational dropout: one mask for all time steps of ``x`` (length, batch, width)."""
     if not training or rate == 0.0:
         return x
     return x * functional.dropout(x.new_ones(1, x.size(1), x.size(2)), rate)
 
 
 def embedding_row_dropout(embedding: nn.Embedding, tokens: Tensor, rate: float, training: bool) -> Tensor:
-    """The tokens' vectors, with whole words of the vocabulary missing wherever they occur in the batch."""
+    """Embed the tokens and drop whole words of the vocabulary, at all of their occurrences in the batch."""
     vectors: Tensor = embedding(tokens)
     if not training or rate == 0.0:
         return vectors
@@ -54,14 +54,14 @@ def embedding_row_dropout(embedding: nn.Embedding, tokens: Tensor, rate: float, 
 
 
 class WeightDropLSTM(nn.Module):
-    """One LSTM layer with dropout on its recurrent matrix; parameters and their start as in ``torch.nn.LSTM``."""
+    """One LSTM layer with dropout on its recurrent matrix. Parameters are initialised as in ``torch.nn.LSTM``."""
 
     def __init__(self, inputs: int, width: int, rate: float, weight_drop: WeightDrop) -> None:
         super().__init__()
         if weight_drop not in ("correct", "faithful"):
             raise ValueError(
                 f"weight_drop={weight_drop!r} must be 'correct' (the recurrent weights learn) "
-                "or 'faithful' (they do not, as in the public code)"
+                "or 'faithful' (they stay fixed, as in the public code)"
             )
         self.rate = rate
         self.weight_ih = nn.Parameter(torch.empty(4 * width, inputs))
@@ -71,15 +71,15 @@ class WeightDropLSTM(nn.Module):
         bound = 1 / math.sqrt(width)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
-        # Not merely detached in forward: weight decay must not reach it either, and an optimizer leaves
-        # alone what has no gradient.
+        # A detach in forward would not be enough: weight decay must not change it either, and optimizers skip
+        # parameters without a gradient.
         self.weight_hh.requires_grad_(weight_drop == "correct")
 
     def forward(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         recurrent = functional.dropout(self.weight_hh, self.rate, self.training)
         weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
-        # Never in half precision: under bfloat16 autocast torch casts cuDNN's LSTM to float16, whose gradients
-        # would need a loss scale; and the recurrence waits for its steps, not for its products.
+        # Always in float32: under bfloat16 autocast torch casts cuDNN's LSTM to float16, whose gradients need loss
+        # scaling. The time of the recurrence goes into its sequence of steps, not into its products.
         with torch.autocast(x.device.type, enabled=False):
             out, hidden, cell = torch.lstm(
                 x,
@@ -96,21 +96,21 @@ class WeightDropLSTM(nn.Module):
 
 
 def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
-    """The same weights as parts of one buffer, in cuDNN's order; scattered ones it gathers itself, with a warning."""
+    """The weights as views of one buffer in cuDNN's order. Otherwise cuDNN copies them itself, with a warning."""
     parts = torch.cat([weight.flatten() for weight in weights]).split([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
 
 class AwdLstm(nn.Module):
-    """Embedding, LSTM layers, and a projection onto the vocabulary through the embedding's own matrix.
+    """Embedding, LSTM layers, and a projection onto the vocabulary with tied embedding weights.
 
     Args:
-        layers: how many LSTM layers; all are ``hidden`` wide but the last, which returns to ``embedding``.
+        layers: number of LSTM layers. All have width ``hidden`` except the last, which has width ``embedding``.
         vocabulary: number of words.
-        weight_drop: whether the recurrent weights learn, see the module's text.
+        weight_drop: whether the recurrent weights are trained; see the module docstring.
         embedding, hidden: widths.
-        dropout_words: rate at which words of the vocabulary are missing (the public ``dropoute``).
-        dropout_input: locked dropout on the embedded text (``dropouti``).
+        dropout_words: dropout rate of whole words (``dropoute`` in the public code).
+        dropout_input: locked dropout on the embeddings (``dropouti``).
         dropout_between: locked dropout between layers (``dropouth``).
         dropout_output: locked dropout before the projection (``dropout``).
         dropout_recurrent: rate of the weight drop (``wdrop``).
@@ -152,13 +152,13 @@ class AwdLstm(nn.Module):
         return [(zeros(1, batch, width), zeros(1, batch, width)) for width in self.widths]
 
     def forward(self, tokens: Tensor, state: list[LayerState]) -> LanguageOutput:
-        """Read ``tokens`` (length, batch) on from ``state``, and guess the word after each."""
+        """Predict the next word after each of ``tokens`` (length, batch), starting from ``state``."""
         raw, states = self.read(tokens, state)
         dropped = locked_dropout(raw, self.dropout_output, self.training)
-        return LanguageOutput(self.guess(dropped), raw, dropped, states)
+        return LanguageOutput(self.logits(dropped), raw, dropped, states)
 
     def read(self, tokens: Tensor, state: list[LayerState]) -> tuple[Tensor, list[LayerState]]:
-        """The last layer after each of ``tokens``, and the state after the last."""
+        """The output of the last layer for each token, and the final state."""
         x = embedding_row_dropout(self.embedding, tokens, self.dropout_words, self.training)
         rate = self.dropout_input
         states: list[LayerState] = []
@@ -168,6 +168,6 @@ class AwdLstm(nn.Module):
             rate = self.dropout_between
         return x, states
 
-    def guess(self, dropped: Tensor) -> Tensor:
-        """Logits of the word that follows."""
+    def logits(self, dropped: Tensor) -> Tensor:
+        """Logits of the next word."""
         return functional.linear(dropped, self.embedding.weight, self.decoder_bias)

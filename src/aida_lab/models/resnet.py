@@ -1,8 +1,8 @@
 """ResNets of basic blocks: ResNet34 for CIFAR and ResNet18 for ImageNet.
 
 ResNet34 has 21,282,122 parameters for 10 classes and 21,328,292 for 100; ResNet18 for 1000 has 11,689,512.
-They differ in the stem, in depth, and in the initial values: torch's own for CIFAR; for ImageNet those of
-the standard model, He's normal by fan-out on every convolution.
+They differ in stem, depth and initial values: torch's defaults for CIFAR, He normal by fan-out on every convolution
+for ImageNet, as in the standard model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a strided 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut. If the shape changes, the shortcut is a strided 1x1 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, four stages of basic blocks that halve the resolution between them, a mean over space, a linear map."""
+    """A stem, four stages of basic blocks that halve the resolution between them, global pooling, a linear layer."""
 
     def __init__(self, stem: nn.Sequential, blocks: tuple[int, int, int, int], classes: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
                 channels = width
             stages.append(nn.Sequential(*rows))
         self.stages = nn.Sequential(*stages)
-        # At the 4x4 maps of a CIFAR image this is the public code's average pool of 4.
+        # for the 4x4 feature maps of a CIFAR image this equals the public code's 4x4 average pool
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
 

@@ -1,4 +1,4 @@
-"""The first convolution of a net for small images: 3x3, from the few channels of an image."""
+"""The first convolution of a network for small images: 3x3, few input channels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch.nn import functional
 
 
 class Stem(nn.Conv2d):
-    """``nn.Conv2d(channels, width, 3, padding=1)``, on a GPU as one matrix product over all patches.
+    """``nn.Conv2d(channels, width, 3, padding=1)``; on a GPU, one matrix product over all patches.
 
-    cuDNN's kernels are made for many channels: with three, this layer's forward and backward were a tenth of a step
-    of VGG11 that hardly computes anything.
+    cuDNN's kernels are made for many channels. With three, the forward and backward of this layer took a tenth of a
+    step of VGG11, although it needs few operations.
     """
 
     def __init__(self, channels: int, width: int, *, bias: bool = True) -> None:
@@ -20,9 +20,9 @@ class Stem(nn.Conv2d):
         return self.over_patches(images) if images.is_cuda else super().forward(images)
 
     def over_patches(self, images: Tensor) -> Tensor:
-        """The same as a product of patches and weights; compiled code writes the patches in one go."""
+        """The convolution as a product of patches and weights. Compiled code writes the patches in one kernel."""
         patches = functional.pad(images, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
         rows = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)
-        room = (0, -rows.size(-1) % 8)  # products over a multiple of 8 are several times as fast
-        out = functional.linear(functional.pad(rows, room), functional.pad(self.weight.flatten(1), room), self.bias)
-        return out.permute(0, 3, 1, 2)
+        padding = (0, -rows.size(-1) % 8)  # products over a multiple of 8 are several times as fast
+        weight = functional.pad(self.weight.flatten(1), padding)
+        return functional.linear(functional.pad(rows, padding), weight, self.bias).permute(0, 3, 1, 2)

@@ -1,24 +1,48 @@
 """The transformer for translation: 48,978,432 parameters with the 9,521 words of Multi30k.
 
-Post-LN as in the first transformers, with a layer norm after the embedding dropout; no bias in attentions;
-xavier_uniform on every matrix. One matrix embeds the source, embeds the target and projects onto the
-vocabulary, where the logits are scaled by d_model^−½ because its entries are sized for embedding.
+Post-LN as in the first transformers, with a layer norm after the embedding dropout, attention without bias, and
+xavier_uniform on every matrix. Source embedding, target embedding and output projection share one matrix. Its entries
+are scaled for embedding, so the logits are multiplied by d_model^−½.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.models.layout import Layout, whole
-
-#: The public code's; torch's default is ten times that.
+#: As in the public code; torch's default is ten times larger.
 NORM_EPS = 1e-6
 
 
+class Segments(NamedTuple):
+    """Which sentence and which position each token of a ``(rows, width)`` batch belongs to.
+
+    A row may hold several sentences (sequence packing). Only attention must keep them apart; everything else acts on
+    single tokens.
+    """
+
+    sentences: Tensor  #: sentence ids; padding has an id that no sentence of its row has
+    positions: Tensor  #: distance from the start of the sentence
+
+    def attention_mask(self, other: Segments, *, causal: bool = False) -> Tensor:
+        """``(rows, width, other width)``: True if a token may attend to a token of ``other``.
+
+        It may if both belong to the same sentence of the same row and, if ``causal``, the other is not later.
+        """
+        mask = self.sentences[:, :, None] == other.sentences[:, None, :]
+        return mask & (self.positions[:, :, None] >= other.positions[:, None, :]) if causal else mask
+
+    @classmethod
+    def one_per_row(cls, is_token: Tensor) -> Segments:
+        """One sentence per row; ``is_token`` is False at padding."""
+        return cls(is_token.int(), torch.arange(is_token.size(1), device=is_token.device).expand(is_token.shape))
+
+
 class Attention(nn.Module):
-    """Multi-head attention with its residual and layer norm."""
+    """Multi-head attention with residual and layer norm."""
 
     def __init__(self, d_model: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -30,40 +54,40 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPS)
 
-    def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
-        """The words ``x`` (rows, width, d_model) attend to those of ``memory`` that they have ``seen``."""
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """The tokens ``x`` (rows, width, d_model) attend to the tokens of ``memory`` where ``mask`` is True."""
         if memory is x:
             query, key, value = self._split(x, self.query, self.key, self.value)
         else:
             (query,) = self._split(x, self.query)
             key, value = self._split(memory, self.key, self.value)
-        mixed = attend(query, key, value, seen, self.dropout.p if self.training else 0.0)
+        mixed = attend(query, key, value, mask, self.dropout.p if self.training else 0.0)
         out: Tensor = self.norm(x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
         return out
 
     def _split(self, x: Tensor, *maps: nn.Linear) -> tuple[Tensor, ...]:
-        """``x`` under each of ``maps``, as (rows, heads, width, d_model / heads)."""
-        # one product for all of them: a GPU is not filled by the 512 columns of one
+        """Apply each of ``maps`` to ``x``; results are (rows, heads, width, d_model / heads)."""
+        # one product for all maps: the 512 columns of one do not fill a GPU
         weight = torch.cat([each.weight for each in maps]) if len(maps) > 1 else maps[0].weight
         parts: Tensor = functional.linear(x, weight).unflatten(-1, (len(maps), self.heads, -1))
         return parts.permute(2, 0, 3, 1, 4).unbind()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float) -> Tensor:
-    """Scaled dot-product attention to what is ``seen`` (rows, queries, keys).
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """Scaled dot-product attention where ``mask`` (rows, queries, keys) is True.
 
-    Written out, so that compiled code fuses mask, softmax and dropout: the kernels behind torch's own function are
-    made for long texts, and took a third of a step over sentences of 48 words. What sees nothing attends to everything
-    alike; nobody looks there.
+    Written out, so that compiled code fuses mask, softmax and dropout: the kernels of torch's own function are made for
+    long sequences and took a third of a step for sentences of 48 words. A query without any key attends to all keys
+    equally; its output is not used.
     """
     scores = (query * query.size(-1) ** -0.5) @ key.transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    weights = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+    weights = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min).softmax(-1)
     return functional.dropout(weights, dropout).to(value.dtype) @ value
 
 
 class FeedForward(nn.Module):
-    """Two linear maps at every position, with their residual and layer norm."""
+    """Two linear layers at every position, with residual and layer norm."""
 
     def __init__(self, d_model: int, d_inner: int, dropout: float) -> None:
         super().__init__()
@@ -78,20 +102,20 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention over the source, then the feed-forward."""
+    """Self-attention over the source, then the feed-forward layers."""
 
     def __init__(self, d_model: int, d_inner: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(d_model, heads, dropout)
         self.feed_forward = FeedForward(d_model, d_inner, dropout)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        out: Tensor = self.feed_forward(self.attention(x, x, seen))
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.feed_forward(self.attention(x, x, mask))
         return out
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention over the target, attention to the source, then the feed-forward."""
+    """Causal self-attention over the target, attention to the source, then the feed-forward layers."""
 
     def __init__(self, d_model: int, d_inner: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -99,14 +123,14 @@ class DecoderLayer(nn.Module):
         self.source_attention = Attention(d_model, heads, dropout)
         self.feed_forward = FeedForward(d_model, d_inner, dropout)
 
-    def forward(self, x: Tensor, seen: Tensor, memory: Tensor, memory_seen: Tensor) -> Tensor:
-        x = self.attention(x, x, seen)
-        out: Tensor = self.feed_forward(self.source_attention(x, memory, memory_seen))
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        x = self.attention(x, x, mask)
+        out: Tensor = self.feed_forward(self.source_attention(x, memory, memory_mask))
         return out
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder over one shared vocabulary; sentences are rows of words, filled up with ``pad``."""
+    """Encoder and decoder with one shared vocabulary. Sentences are rows of tokens, padded with ``pad``."""
 
     positions: Tensor
 
@@ -141,35 +165,37 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(parameter)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits ``(batch, target length, vocabulary)`` of the word after each of ``target`` (batch, length)."""
-        return self.logits(source, whole(source != self.pad), target, whole(target != self.pad))
+        """Logits ``(batch, target length, vocabulary)`` of the next token after each of ``target`` (batch, length)."""
+        rows = Segments.one_per_row
+        return self.logits(source, rows(source != self.pad), target, rows(target != self.pad))
 
-    def logits(self, source: Tensor, source_layout: Layout, target: Tensor, target_layout: Layout) -> Tensor:
-        """The same for sentences that stand as their layouts say, a pair in the same row of both."""
-        x: Tensor = self.source_norm(self._embed(source, source_layout))
-        seen = source_layout.sees(source_layout)
+    def logits(self, source: Tensor, source_segments: Segments, target: Tensor, target_segments: Segments) -> Tensor:
+        """The same for packed sentences. A pair must be in the same row of source and target."""
+        x: Tensor = self.source_norm(self._embed(source, source_segments))
+        mask = source_segments.attention_mask(source_segments)
         for layer in self.encoder:
-            x = layer(x, seen)
-        y: Tensor = self.target_norm(self._embed(target, target_layout))
-        seen, source_seen = target_layout.sees(target_layout, causal=True), target_layout.sees(source_layout)
+            x = layer(x, mask)
+        y: Tensor = self.target_norm(self._embed(target, target_segments))
+        mask = target_segments.attention_mask(target_segments, causal=True)
+        source_mask = target_segments.attention_mask(source_segments)
         for layer in self.decoder:
-            y = layer(y, seen, x, source_seen)
-        # scaled before the product: the logits are twenty times as many
+            y = layer(y, mask, x, source_mask)
+        # scale before the product: there are twenty times as many logits
         return functional.linear(y * self.logit_scale, self.embedding.weight)
 
-    def _embed(self, tokens: Tensor, layout: Layout) -> Tensor:
+    def _embed(self, tokens: Tensor, segments: Segments) -> Tensor:
         length = tokens.size(1)
         if length > self.positions.size(0):
             raise ValueError(
                 f"a sentence of {length} tokens is longer than the {self.positions.size(0)} positions; "
                 "shorten it or build the Transformer with a larger `longest`"
             )
-        out: Tensor = self.dropout(self.embedding(tokens) + self.positions[layout.positions])
+        out: Tensor = self.dropout(self.embedding(tokens) + self.positions[segments.positions])
         return out
 
 
 def sinusoid(length: int, width: int) -> Tensor:
-    """Position p, feature j: sin (even j) or cos (odd j) of p / 10000^(2·(j//2)/width), in float64 until the end."""
+    """Position p, feature j: sin (even j) or cos (odd j) of p / 10000^(2·(j//2)/width), computed in float64."""
     pairs = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = torch.arange(length, dtype=torch.float64)[:, None] / 10_000.0**pairs
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()

@@ -1,6 +1,6 @@
 """VGG11 without batch norm, for 32x32 images: 9,750,922 parameters for 10 classes, 9,797,092 for 100.
 
-Its 22 tensors hold 11 weights, the "11 neural layers" of the paper's stepsize figures.
+11 of its 22 tensors are weights, the "11 neural layers" of the paper's stepsize figures.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from aida_lab.models.stem import Stem
 
-#: Widths of the 3x3 convolutions, one tuple a resolution; a 2x2 max-pool ends each, so 32 pixels become 1.
+#: Widths of the 3x3 convolutions, one tuple per resolution. A 2x2 max-pool ends each stage, so 32 pixels become 1.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 class VGG11(nn.Module):
-    """Eight convolutions and three linear maps, ReLU between them, dropout before the first two linear maps."""
+    """Eight convolutions and three linear layers with ReLU between them; dropout before the first two linear layers."""
 
     def __init__(self, classes: int = 10, dropout: float = 0.5) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class VGG11(nn.Module):
                 convolution = nn.Conv2d(channels, width, 3, padding=1) if layers else Stem(channels, width)
                 layers += [convolution, nn.ReLU(inplace=True)]
                 channels = width
-            # before its ReLU: the same values and gradients, with a quarter of the pixels to rectify
+            # pool before the ReLU: same values and gradients, but the ReLU sees a quarter of the pixels
             layers.insert(-1, nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
@@ -48,7 +48,7 @@ class VGG11(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Convolutions from N(0, sqrt(2 / (k^2 * out))), bias 0; without batch norm torch's default vanishes with depth."""
+    """Convolutions from N(0, sqrt(2 / (k^2 * out))), bias 0. torch's default would vanish with depth."""
     if isinstance(module, nn.Conv2d):
         fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
         nn.init.normal_(module.weight, 0.0, math.sqrt(2.0 / fan_out))

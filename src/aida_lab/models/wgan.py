@@ -1,14 +1,13 @@
 """Generator (3,576,704 parameters) and critic (2,765,569) of WGAN-GP for 64x64 images.
 
-Convolutions start from N(0, .02), batch norms from weight N(1, .02) and bias 0, the critic's linear map
-from torch's default.
+Initial values: convolutions N(0, .02); batch norms weight N(1, .02), bias 0; the critic's linear layer torch's default.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-#: Length of the generator's noise.
+#: Size of the generator's input.
 NOISE = 100
 
 
@@ -37,10 +36,10 @@ class Generator(nn.Module):
 
 
 class Critic(nn.Module):
-    """Four strided convolutions and a linear map to one unbounded score an image.
+    """Four strided convolutions and a linear layer to one unbounded score per image.
 
-    The batch norms make a score depend on the whole batch, which the gradient penalty is not made for; they
-    are there because the public code has them.
+    The batch norms make a score depend on the whole batch, which the gradient penalty does not account for. They are
+    here because the public code has them.
     """
 
     def __init__(self) -> None:

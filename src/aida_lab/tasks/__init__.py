@@ -1,1 +1,1 @@
-"""The tasks: each brings model, data, loss and measure together on a device, in the form the loop trains."""
+"""The tasks. Each combines model, data, loss and metrics on a device, with the interface of the training loop."""

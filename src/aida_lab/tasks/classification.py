@@ -1,15 +1,14 @@
-"""Images into classes: CIFAR with VGG11 and ResNet34, and scikit-learn's digits.
+"""Image classification: CIFAR with VGG11 and ResNet34, and scikit-learn's digits.
 
-All images lie on the device as bytes. An epoch's order, crops and flips are drawn on the host from
-(seed, epoch), so that they are the same on every device; a GPU then cuts the whole epoch at once, which
-takes it a few milliseconds, a CPU each batch when it is needed.
+All images are on the device as uint8. The order, crops and flips of an epoch are drawn on the host from (seed, epoch),
+so they are the same on every device. A GPU then crops the whole epoch at once, in a few milliseconds; a CPU crops each
+batch when it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +17,18 @@ from torch.optim import Optimizer
 
 from aida_lab.data.images import ImageSplits
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
+from aida_lab.tasks.base import BaseTask, backward_and_step
 
-#: Pixels of black around an image before the random crop.
+#: Zero padding around an image before the random crop.
 PADDING = 4
 
-#: Images measured at once.
+#: Batch size of the evaluation.
 _EVALUATED = {"cuda": 2000, "cpu": 500}
 
 
 @dataclass(frozen=True)
 class Crops:
-    """Which images an epoch shows, in its order, where each is cut and whether it is mirrored."""
+    """The order of the images in an epoch, where each is cropped, and whether it is mirrored."""
 
     order: Tensor
     rows: Tensor
@@ -54,15 +53,15 @@ class Crops:
 
 
 def cut(padded: Tensor, size: int, crops: Crops) -> Tensor:
-    """The crops of images ``(count, height, width, channels)``, as ``(crops, channels, size, size)``, channels last."""
+    """Crop images ``(count, height, width, channels)`` to ``(crops, channels, size, size)``, channels last."""
     across = torch.arange(size, device=padded.device)
     rows = crops.rows[:, None] + across
     columns = crops.columns[:, None] + torch.where(crops.mirrored[:, None], size - 1 - across, across)
     return padded[crops.order[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-class Classification:
-    """Cross entropy over batches of augmented images; accuracy on the test images after every epoch."""
+class Classification(BaseTask):
+    """Cross entropy over batches of augmented images. Test accuracy after every epoch."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Classification:
         self._labels = splits.train.labels.to(context.device)
         self._test_pixels = splits.test.pixels.to(context.device, memory_format=torch.channels_last)
         self._test_labels = splits.test.labels.to(context.device)
-        # of bytes: (pixel / white - mean) / std
+        # normalisation of uint8 pixels: (pixel / white - mean) / std
         self._mean = torch.tensor(mean, device=context.device).view(-1, 1, 1) * white
         self._scale = 1 / (torch.tensor(std, device=context.device).view(-1, 1, 1) * white)
         self._crops: Crops | None = None
@@ -115,15 +114,12 @@ class Classification:
         return cut(self._padded, self._size, self._crops[here]), self._epoch_labels[here]
 
     def kind(self, index: int) -> str:
-        """By size: the last batch of an epoch is smaller."""
+        """The batch size: the last batch of an epoch is smaller."""
         return str(min(self._spec.batch, len(self._labels) - index * self._spec.batch))
-
-    def lr_factor(self, index: int) -> float:
-        return 1.0
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         optimizers["model"].zero_grad(set_to_none=True)
-        return descend(optimizers["model"], self._loss(*batch))
+        return backward_and_step(optimizers["model"], self._loss(*batch))
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
@@ -141,12 +137,6 @@ class Classification:
             loss += functional.cross_entropy(logits.float(), labels, reduction="sum")
         self._model.train()
         return {"accuracy": 100 * int(right) / count, "test_loss": float(loss) / count}
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _logits(self, pixels: Tensor) -> Tensor:
         images = (pixels.float() - self._mean) * self._scale

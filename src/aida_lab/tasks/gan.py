@@ -1,11 +1,10 @@
-"""WGAN-GP on CIFAR-10 at 64 x 64: a critic every step, a generator every fifth, a Fréchet distance at the end."""
+"""WGAN-GP on CIFAR-10 at 64 x 64: critic steps, a generator step every fifth iteration, a final Fréchet distance."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +12,34 @@ from torch.optim import Optimizer
 
 from aida_lab.data import images
 from aida_lab.data.root import data_root
-from aida_lab.frechet.cache import cached_moments
-from aida_lab.frechet.moments import Moments, frechet_distance
+from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida_lab.frechet.pictures import as_saved
 from aida_lab.models.wgan import NOISE, Critic, Generator
 from aida_lab.task import TaskContext, stream
+from aida_lab.tasks.base import BaseTask
 
 #: λ of the gradient penalty.
 PENALTY = 10.0
-#: The generator steps in every iteration whose number in the epoch is a multiple of this.
+#: The generator takes a step in every iteration of an epoch that is a multiple of this.
 CRITIC_STEPS = 5
-#: Generated images for the distance: 1,000 batches of 64.
+#: Number of generated images for the distance: 1,000 batches of 64.
 FAKES = 64_000
 
-#: Images at once through the generator and the feature network; it decides no number.
+#: Batch size of the evaluation. It does not affect the result.
 _MEASURED = 128
 
 
-class WganGp:
-    """Both networks, all of the training images on the device, and the network that measures."""
+class WganGp(BaseTask):
+    """Critic and generator, all training images on the device, and the feature network."""
 
     def __init__(self, context: TaskContext) -> None:
         spec = context.spec
         if spec.compiled:
             raise ValueError(
-                "the gradient penalty is differentiated twice, which torch.compile cannot; train wgan-gp without it"
+                "torch.compile does not support the double backward of the gradient penalty; train wgan-gp without it"
             )
         self._context, self._spec, self._device = context, spec, context.device
-        # first what may be missing: a run must not find that out after its last epoch
+        # load the feature network first, so that a run fails at its start if the weights are missing
         self._network = _feature_network(context)
         self._pixels = images.cifar10(context.data_root).train.pixels.to(context.device)
         self._critic = Critic().to(context.device)
@@ -57,7 +55,7 @@ class WganGp:
         return steps if spec.limit is None else min(steps, spec.limit)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """Images of 32 x 32 pixels in uint8: the step enlarges them, so that little is kept and little is copied."""
+        """uint8 images of 32 x 32 pixels. The step enlarges them, which saves memory and copies."""
         size = self._spec.batch
         return (self._pixels[self._order[index * size : (index + 1) * size]],)
 
@@ -66,14 +64,11 @@ class WganGp:
         size, whole = self._spec.batch, len(self._order)
         return kind if (index + 1) * size <= whole else f"{kind} of {whole - index * size}"
 
-    def lr_factor(self, index: int) -> float:
-        return 1.0
-
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
-        """The critic's loss with its penalty; what the generator minimises is not returned."""
+        """Returns the critic's loss with its penalty, not the generator's loss."""
         real = normalised(doubled(batch[0]))
         noise = torch.randn(len(real), NOISE, device=real.device)
-        # also where the generator takes no step: whoever measures then must not find the gradients of an earlier one
+        # also if the generator takes no step: a stepsize probe must not see the gradients of an earlier step
         optimizers["generator"].zero_grad(set_to_none=True)
         loss = self._critic_step(real, noise, optimizers["critic"])
         if kind.startswith("both"):
@@ -81,18 +76,12 @@ class WganGp:
         return loss
 
     def evaluate(self, final: bool) -> Mapping[str, float]:
-        """Nothing until the run's end, when the Fréchet distance is measured once: it takes longer than an epoch."""
+        """The Fréchet distance, only at the end of the run: it takes longer than an epoch."""
         if not final:
             return {}
         finite = all(bool(each.isfinite().all()) for each in self._generator.state_dict().values())
         distance = frechet_distance(self._real(), self._fake()) if finite else float("nan")
         return {self._network.metric: distance}
-
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _critic_step(self, real: Tensor, noise: Tensor, optimizer: Optimizer) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -101,7 +90,7 @@ class WganGp:
         mix = torch.rand(len(real), 1, 1, 1, device=real.device)
         between = (mix * real + (1.0 - mix) * fake).requires_grad_()
         with self._context.autocast():
-            # three calls, not one on all images: each set is normalised by its own batch statistics
+            # three separate calls, so that each set is normalised by its own batch statistics
             estimate = self._critic(real).float().mean() - self._critic(fake).float().mean()
             scores = self._critic(between).float()
         (slopes,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
@@ -114,12 +103,12 @@ class WganGp:
     def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
         with self._context.autocast():
             scores = self._critic(self._generator(noise).float())
-        # gradients of the generator alone: those of the critic would be thrown away
+        # gradients of the generator only: those of the critic are not needed
         (-scores.float().mean()).backward(inputs=list(self._generator.parameters()))
         optimizer.step()
 
     def _real(self) -> Moments:
-        """Of all training images, once for all runs; of as many as a limited run generates, each time."""
+        """Moments of all training images, cached. A limited run uses as many images as it generates, without cache."""
         limit = self._spec.limit
         if limit is not None:
             return self._network.moments(_saved(self._pixels[: limit * self._spec.batch]))
@@ -132,7 +121,7 @@ class WganGp:
     def _fake(self) -> Moments:
         spec = self._spec
         count = FAKES if spec.limit is None else spec.limit * spec.batch
-        # a stream of its own, so that neither the training's random numbers nor the device decide what is measured
+        # a separate random stream on the host, so that the noise depends neither on the training nor on the device
         noise = torch.randn(count, NOISE, generator=stream(spec.seed, 0, "fakes"))
         self._generator.eval()
         try:
@@ -142,17 +131,17 @@ class WganGp:
 
     def _generated(self, noise: Tensor) -> Iterator[Tensor]:
         for part in noise.split(_MEASURED):
-            # not in the run's precision: bfloat16 images would show their own rounding to the feature network
+            # in float32, not in the run's precision: the feature network would see the rounding of bfloat16 images
             with torch.no_grad(), full_float32(self._device):
                 made = self._generator(part.to(self._device))
             yield as_saved(made)
 
 
 def doubled(pixels: Tensor) -> Tensor:
-    """uint8 images at twice the size, by the bits of Pillow's bilinear resize, which the public code uses.
+    """uint8 images at twice the size, bit by bit as Pillow's bilinear resize, which the public code uses.
 
-    Every new pixel lies a quarter between two old ones. Pillow rounds after the rows and again after the columns,
-    so 8 bits stay 8 bits; a resize in floating point would differ by up to one level.
+    Every new pixel is 3/4 of one old pixel and 1/4 of its neighbour. Pillow rounds to 8 bits after the rows and again
+    after the columns; a resize in floating point would differ by up to one level.
     """
     out = pixels
     for dim in (3, 2):
@@ -166,8 +155,21 @@ def doubled(pixels: Tensor) -> Tensor:
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """Mean .5 and standard deviation .5 of the unit range: values in [-1, 1]."""
+    """uint8 pixels scaled to [-1, 1]."""
     return pixels.float().div(127.5).sub(1.0)
+
+
+def as_saved(images: Tensor) -> Tensor:
+    """uint8 images, each stretched so that its minimum is 0 and its maximum 255 over all channels.
+
+    The public code stretches images when it saves them and measures the saved files, so the stretch is part of every
+    FID it reports. It applies to real and generated images.
+    """
+    values = images.float()
+    low, high = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
+    # a constant image has no range to stretch: it becomes black, as in the public code
+    share = (values - low) / (high - low).clamp_min(1e-5)
+    return (share * 255.0 + 0.5).clamp(0.0, 255.0).to(torch.uint8)
 
 
 def _saved(pixels: Tensor) -> Iterator[Tensor]:
@@ -179,5 +181,5 @@ def _feature_network(context: TaskContext) -> FeatureNetwork:
     if context.spec.variant != "inception":
         return efficientnet_lite0(context.device)
     if context.inception is None:
-        raise ValueError("the variant 'inception' measures FID and needs the file of its weights: --inception FILE")
+        raise ValueError("the variant 'inception' measures FID and needs a file of weights; pass --inception FILE")
     return inception_v3(context.inception, context.device)

@@ -1,7 +1,7 @@
-"""Language modelling with carried state: stretches of random length, two penalties, perplexities.
+"""Language modelling with truncated backpropagation through time: random segment lengths, two penalties, perplexity.
 
-The loss that is descended has the penalties on the last layer in it; the one that is returned is the cross
-entropy alone, which is what the public code logs and what a perplexity can be compared with.
+The training loss includes penalties on the last layer. A step returns the cross entropy alone: the public code logs it,
+and it is comparable with a perplexity.
 """
 
 from __future__ import annotations
@@ -17,38 +17,36 @@ from torch.optim import Optimizer
 from aida_lab.data.text import batchify
 from aida_lab.models.lstm import AwdLstm
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
-from aida_lab.tasks.perplexity import perplexity
-from aida_lab.tasks.reading import mean_loss
+from aida_lab.tasks.base import backward_and_step, perplexity
+from aida_lab.tasks.lstm_evaluation import mean_loss
 
-#: Words a stretch has on average; the learning rate of a step is in proportion to its stretch.
-STRETCH = 70
-#: Weights of the activation penalty and of its temporal sister.
+#: Typical number of words in a segment. The learning rate of a step is proportional to the segment length.
+BPTT = 70
+#: Weights of the activation penalty and the temporal activation penalty.
 ACTIVATION, TEMPORAL = 2.0, 1.0
 CLIP = 0.25
 
 
-class Stretch(NamedTuple):
-    """What one step reads of the text."""
+class Segment(NamedTuple):
+    """The part of the text that one step reads."""
 
     start: int
     length: int
-    #: As it was drawn; the last one of an epoch may be cut short, and keeps the learning rate of its draw.
-    drawn: int
+    drawn: int  #: length before truncation at the end of an epoch; it determines the learning rate
 
 
-def stretches(words: int, generator: torch.Generator) -> list[Stretch]:
-    """An epoch over columns of ``words`` words: 70 (or, one time in twenty, 35) ± 5 words each, at least 5.
+def segments(words: int, generator: torch.Generator) -> list[Segment]:
+    """The segments of an epoch over columns of ``words`` words: 70 (with probability 0.05, 35) ± 5 words, at least 5.
 
-    No stretch has a single word to predict: the temporal penalty needs two.
+    Every segment predicts at least two words, which the temporal penalty needs.
     """
     most = words // 5 + 1
     halved = torch.rand(most, generator=generator, dtype=torch.float64) >= 0.95
     normal = torch.randn(most, generator=generator, dtype=torch.float64)
-    drawn = (torch.where(halved, STRETCH / 2, float(STRETCH)) + 5 * normal).long().clamp_(min=5)
+    drawn = (torch.where(halved, BPTT / 2, float(BPTT)) + 5 * normal).long().clamp_(min=5)
     starts = drawn.cumsum(0) - drawn
     return [
-        Stretch(start, min(length, words - 1 - start), length)
+        Segment(start, min(length, words - 1 - start), length)
         for start, length in zip(starts.tolist(), drawn.tolist(), strict=True)
         if start < words - 2
     ]
@@ -58,47 +56,47 @@ class LanguageTask:
     """An AWD-LSTM over columns of text.
 
     Args:
-        context: where and how.
+        context: the run's spec and device.
         model: the network.
-        train: word numbers of the text it learns from, in one row.
-        measured: columns of text, ``(length, batch)``, by the name of their perplexity.
+        train: word ids of the training text.
+        measured: metric name -> columns of text, ``(length, batch)``, for each reported perplexity.
     """
 
     def __init__(self, context: TaskContext, model: AwdLstm, train: Tensor, measured: Mapping[str, Tensor]) -> None:
         spec = context.spec
         if spec.compiled:
             raise ValueError(
-                "compiled=True does nothing for an LSTM, whose time goes into cuDNN's calls; run it with compiled=False"
+                "compiled=True has no effect on an LSTM, whose time goes into cuDNN's calls; use compiled=False"
             )
         self._seed, self._limit = spec.seed, spec.limit
         self._context, self._device = context, context.device
         self.model = model.to(context.device)
         self.modules: Mapping[str, nn.Module] = {"model": self.model}
         self._train = batchify(train, spec.batch).to(context.device)
-        longest = None if spec.limit is None else spec.limit * STRETCH + 1
+        longest = None if spec.limit is None else spec.limit * BPTT + 1
         self._measured = {name: columns[:longest].to(context.device) for name, columns in measured.items()}
-        # where the text has been read to: graphs write into these very tensors
+        # the LSTM state after the last step; updated in place, because CUDA graphs write into these tensors
         self._state = self.model.initial_state(spec.batch)
         self._epoch = -1
-        self._stretches: list[Stretch] = []
+        self._segments: list[Segment] = []
 
     def begin_epoch(self, epoch: int) -> int:
-        if epoch != self._epoch:  # else a checkpoint from within this epoch has just given the state back
+        if epoch != self._epoch:  # otherwise the state was just loaded from a checkpoint of this epoch
             self._epoch = epoch
             for part in self._parts():
                 part.zero_()
-        self._stretches = stretches(len(self._train), stream(self._seed, epoch, "bptt"))[: self._limit]
-        return len(self._stretches)
+        self._segments = segments(len(self._train), stream(self._seed, epoch, "bptt"))[: self._limit]
+        return len(self._segments)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        start, length, _ = self._stretches[index]
+        start, length, _ = self._segments[index]
         return self._train[start : start + length], self._train[start + 1 : start + 1 + length]
 
     def kind(self, index: int) -> str:
-        return str(self._stretches[index].length)
+        return str(self._segments[index].length)
 
     def lr_factor(self, index: int) -> float:
-        return self._stretches[index].drawn / STRETCH
+        return self._segments[index].drawn / BPTT
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         words, following = batch
@@ -110,8 +108,8 @@ class LanguageTask:
             activation = out.dropped.pow(2).mean()
             temporal = (out.raw[1:] - out.raw[:-1]).pow(2).mean()
             loss = entropy + ACTIVATION * activation + TEMPORAL * temporal
-        descend(optimizer, loss, CLIP)
-        # only now: the backward pass reads the state that the stretch began with
+        backward_and_step(optimizer, loss, CLIP)
+        # after the backward pass, which reads the initial state of the segment
         after = [part.detach() for layer in out.state for part in layer]
         for part, new in zip(self._parts(), after, strict=True):
             part.copy_(new)

@@ -1,15 +1,14 @@
-"""Translation by a transformer: smoothed labels, a loss summed over words, teacher-forced accuracy.
+"""Translation with a transformer: label smoothing, a loss summed over words, teacher-forced accuracy.
 
-All sentences lie on the device as two padded grids. A batch of pairs is packed into rows of :data:`WIDTH` words
-(:mod:`aida_lab.tasks.packing`) and is two tables that say which word of the grids stands at each place. With
-:data:`ROOM` rows a pair nearly every batch of 200 has the same shapes, so that a GPU trains from one graph.
+All sentences are on the device as two padded grids. A batch of pairs is packed into rows of :data:`WIDTH` tokens
+(:mod:`aida_lab.tasks.packing`); it consists of two tables of indices into the grids. With :data:`ROOM` rows per pair
+nearly every batch of 200 has the same shape, so that a GPU can train from one CUDA graph.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +16,36 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from aida_lab.data.translation import PAD, Pairs
-from aida_lab.models.layout import Layout
-from aida_lab.models.transformer import Transformer
+from aida_lab.models.transformer import Segments, Transformer
 from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.descent import descend
+from aida_lab.tasks.base import BaseTask, backward_and_step, perplexity
 from aida_lab.tasks.packing import cells, first_fit
-from aida_lab.tasks.perplexity import perplexity
 
-#: Share of the probability that training gives to all wrong words together.
+#: Target probability of all wrong words together.
 SMOOTHING = 0.1
 
-#: Words in a row, at least: what a GPU's tensor cores like, and a third more than the longest sentence of Multi30k.
+#: Minimum number of tokens in a row: good for tensor cores, and a third more than the longest sentence of Multi30k.
 WIDTH = 64
-#: Rows that a batch gets for each of its pairs: 52 for 200, of which Multi30k's need 47.2 ± 1.0.
+#: Rows per pair: a batch of 200 gets 52, and Multi30k needs 47.2 ± 1.0.
 ROOM = 0.26
-#: A batch that needs more gets a multiple of this.
+#: A batch that needs more rows gets a multiple of this.
 BLOCK = 8
 
-#: Pairs an evaluation reads at once; 7,300 words, whose logits are 280 MB in float32.
+#: Batch size of the evaluation: about 7,300 words, whose logits are 280 MB in float32.
 AT_ONCE = 512
 
 
 def room(pairs: int, needed: int) -> int:
-    """Rows for that many pairs, which need so many."""
+    """Number of rows for a batch of ``pairs`` that needs at least ``needed`` rows."""
     usual = math.ceil(ROOM * pairs)
     return usual if needed <= usual else -(-needed // BLOCK) * BLOCK
 
 
 def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy with a share of :data:`SMOOTHING` over all *other* words, summed over what is not padding.
+    """Cross entropy with :data:`SMOOTHING` spread over all *other* words, summed over all tokens except padding.
 
-    torch spreads its share s over all V words, the right one included; s = SMOOTHING · V / (V − 1) gives
-    each wrong word SMOOTHING / (V − 1) and leaves 1 − SMOOTHING with the right one.
+    torch spreads label_smoothing s over all V words, including the right one. s = SMOOTHING · V / (V − 1) gives each
+    wrong word SMOOTHING / (V − 1) and the right one 1 − SMOOTHING.
     """
     vocabulary = logits.size(-1)
     share = SMOOTHING * vocabulary / (vocabulary - 1)
@@ -56,13 +53,13 @@ def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Corpus:
-    """Pairs as grids on a device, each with a row of padding at its end, and how to find a batch in them."""
+    """Sentence pairs as two grids on a device, each with a last row of padding."""
 
     def __init__(self, pairs: Pairs, device: torch.device) -> None:
         self.source, self.target = (
             functional.pad(side.padded(), (0, 0, 0, 1), value=PAD).to(device) for side in (pairs.source, pairs.target)
         )
-        # of a target all words are read or predicted but not both: the last is only predicted
+        # the decoder does not read the last token of a target, which is only predicted
         self.lengths = torch.stack([pairs.source.lengths, pairs.target.lengths - 1], dim=1)
         longest = max(self.source.size(1), self.target.size(1))
         self._width = max(WIDTH, -(-longest // 8) * 8)
@@ -71,20 +68,20 @@ class Corpus:
         return len(self.lengths)
 
     def pack(self, numbers: Tensor) -> Tensor:
-        """Which cells of the two grids the pairs of these numbers read, ``(2, rows, WIDTH)``, on the host."""
+        """Pack the pairs with these numbers: indices into the two grids, ``(2, rows, WIDTH)``, on the host."""
         lengths = self.lengths[numbers]
         places = torch.tensor(first_fit(lengths.tolist(), self._width)).view(-1, 3)
         shape = room(len(numbers), int(places[:, 0].max()) + 1), self._width
         sides = []
         for side, grid in enumerate((self.source, self.target)):
             starts = places[:, 0] * self._width + places[:, 1 + side]
-            empty = (len(grid) - 1) * grid.size(1)  # the row of padding, which no sentence has the number of
+            empty = (len(grid) - 1) * grid.size(1)  # the row of padding
             sides.append(cells(starts, lengths[:, side], numbers, grid.size(1), shape, empty))
         return torch.stack(sides)
 
 
-class TranslationTask:
-    """A transformer over pairs of sentences."""
+class TranslationTask(BaseTask):
+    """Trains a transformer on sentence pairs."""
 
     def __init__(self, context: TaskContext, model: Transformer, train: Pairs, valid: Pairs) -> None:
         spec = context.spec
@@ -109,23 +106,20 @@ class TranslationTask:
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         packed = self._pack(index)
-        if self._device.type == "cuda":  # without waiting for the device, which is still at an earlier step
+        if self._device.type == "cuda":  # without synchronizing: the device is still busy with an earlier step
             packed = packed.pin_memory().to(self._device, non_blocking=True)
         return packed.unbind()
 
     def kind(self, index: int) -> str:
-        """Its rows."""
+        """The number of rows."""
         return str(self._pack(index).size(1))
-
-    def lr_factor(self, index: int) -> float:
-        return 1.0
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         source, target = batch
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
         summed, words = self._loss(source, target)
-        return descend(optimizer, summed) / words
+        return backward_and_step(optimizer, summed) / words
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
@@ -143,30 +137,24 @@ class TranslationTask:
             "valid_ppl": perplexity(loss_sum / self._valid_words),
         }
 
-    def extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        pass
-
     def _pack(self, index: int) -> Tensor:
-        """Batch ``index``, packed when it is first asked for: the host has time while a GPU is at earlier ones."""
+        """Batch ``index``, packed on first use, while a GPU is busy with earlier batches."""
         if self._packed is None or self._packed[0] != index:
             self._packed = index, self._train.pack(self._batches[index])
         return self._packed[1]
 
     def _predict(self, corpus: Corpus, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and labels of every place, as ``source`` and ``target`` read them of the two grids."""
+        """Logits and labels of every place; ``source`` and ``target`` are indices into the two grids."""
         with self._context.autocast():
             logits = self.model.logits(*_read(corpus.source, source), *_read(corpus.target, target))
         return logits.flatten(0, 1), corpus.target.flatten()[target + 1].flatten()
 
     def _summed_loss(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and how many words it is the sum over."""
+        """The summed loss and the number of words."""
         logits, labels = self._predict(self._train, source, target)
         return smoothed_loss(logits, labels), (labels != PAD).sum()
 
 
-def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Layout]:
-    """The words in these cells of a grid, whose rows are sentences."""
-    return grid.flatten()[where], Layout(where // grid.size(1), where % grid.size(1))
+def _read(grid: Tensor, where: Tensor) -> tuple[Tensor, Segments]:
+    """The tokens at these indices into a grid whose rows are sentences."""
+    return grid.flatten()[where], Segments(where // grid.size(1), where % grid.size(1))

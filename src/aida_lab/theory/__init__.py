@@ -1,5 +1,5 @@
-"""The paper's theory, evaluated: what eps does, what projections do, and what Theorem 1 is worth.
+"""Numerical checks of the paper's theory: the effect of eps, the projections, and Theorem 1.
 
-Read ``epsilon`` and ``projections`` for the two mechanisms, ``bounds`` for the theorem and its gap,
-and docs/theory.md for what came out. ``study.run()`` measures everything, ``figure.draw`` draws it.
+``epsilon`` and ``projections`` explain the two mechanisms, ``bounds`` the theorem and the gap in its proof.
+``study.run()`` measures everything, ``figure.draw`` draws it, and docs/theory.md reports the results.
 """

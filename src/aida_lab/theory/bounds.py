@@ -1,4 +1,4 @@
-"""Theorem 1 term by term: as printed, as the proof can be mended, and as the run itself fills it in.
+"""Theorem 1 term by term: as printed, with a mended proof, and with the sums measured in a run.
 
 Write x_t = theta_t - theta*, b_t = beta1 * lam**t, eta_t = eta / sqrt(t). One step and convexity give,
 without any assumption, for the regret of the averaged iterate (:class:`Terms` called *sums*):
@@ -13,10 +13,9 @@ The paper bounds the first line by its first summand. That needs
     1/(2 eta_{t+1} (1 - b_{t+1})) * |v_{t+1}^1/4 x_t|^2 - 1/(2 eta_t (1 - b_t)) * |v_t^1/4 x_t|^2 <= 0,
 
 and the proof gets it by putting v_{t+1} and eta_{t+1} in place of v_t and eta_t in the *subtracted*
-part. Under the theorem's own conditions (v grows, eta falls) that makes the subtracted part larger:
-the step goes the wrong way, and :func:`aida_lab.theory.study.refute` has a run that breaks the result. (As
-printed, (3) asks for 0 < c <= v_0, and v_0 = 0: no run meets it, and the theorem says nothing. Here and
-there (3) is read from the first step on, c <= v_1.)
+part. Under the theorem's own conditions (v grows, eta falls) that makes the subtracted part larger, so the
+inequality fails. :func:`aida_lab.theory.study.refute` has a counterexample. (As printed, (3) requires
+0 < c <= v_0, but v_0 = 0, so no run satisfies it. Here (3) is required from the first step on, c <= v_1.)
 
 The mended first line. Split 1/(1 - b_t) = 1 + b_t/(1 - b_t); the second part is at most
 b_t/(2 eta_t (1 - b_t)) |v_t^1/4 x_{t-1}|^2 and goes to the momentum line, which doubles. The first
@@ -25,7 +24,7 @@ part telescopes: with X >= |x_t[i]| for all t and i,
     sum_t 1/(2 eta_t) * (...) <= X^2/(2 eta) * sum_i (sqrt(v_1) + sum_t (sqrt((t+1) v_{t+1}) - sqrt(t v_t))^+)
                                = X^2 sqrt(T)/(2 eta) * sum_i sqrt(v_T[i])    if assumption (3) holds.
 
-The upper expression needs no assumption on v (*unconditional*), the lower needs (3) (*mended*). Both
+The first expression needs no assumption on v (*unconditional*), the second needs (3) (*mended*). Both
 are of order 1/sqrt(T) after the division by T.
 """
 
@@ -44,9 +43,9 @@ from aida_lab.theory.problems import Array
 class Terms:
     """An upper bound on the regret, in the theorem's three terms."""
 
-    distance: float  #: how far the start is from the minimiser: the paper's first term
-    gradients: float  #: how large the gradients were: the second
-    momentum: float  #: what the momentum costs: the third
+    distance: float  #: distance of the start from the minimiser: the paper's first term
+    gradients: float  #: size of the gradients: the second term
+    momentum: float  #: cost of the momentum: the third term
 
     @property
     def total(self) -> float:
@@ -60,26 +59,26 @@ class Constants:
     D: float  #: largest 2-norm of any iterate and of the minimiser: assumption (2)
     X: float  #: largest element of any theta_t - theta*, at most 2 D
     G: float  #: twice the largest element of any gradient
-    H: float  #: root of the largest variance; the paper puts G here and forgets the eps in v
-    c: float  #: smallest variance from the first step on; (3) as printed has v_0 = 0 among them and no c
+    H: float  #: root of the largest variance; the paper uses G here, which ignores the eps in v
+    c: float  #: smallest variance from the first step on; (3) as printed includes v_0 = 0
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The regret after ``steps`` steps, beside everything that should be above it."""
+    """The regret after ``steps`` steps, and its upper bounds."""
 
     steps: int
     regret: float  #: f(mean of theta_0 ... theta_{T-1}) - f*
-    linearised: float  #: mean of <g_t, theta_{t-1} - theta*>, which the proof bounds
+    linearised: float  #: mean of <g_t, theta_{t-1} - theta*>, the quantity that the proof bounds
     constants: Constants
-    sums: Terms  #: the proof's own three sums, measured: valid for every run
+    sums: Terms  #: the three sums of the proof, measured; valid for every run
     unconditional: Terms  #: closed form without assumption (3)
     mended: Terms  #: closed form under assumption (3)
     printed: Terms  #: Theorem 1
 
 
 def evaluate(run: Trajectory, horizons: Sequence[int]) -> list[Evaluation]:
-    """Evaluate regret and bounds after each number of steps in ``horizons``."""
+    """Regret and bounds after each number of steps in ``horizons``."""
     best = run.problem.value(run.problem.minimiser)
     sums = _Sums(run)
     found = []
@@ -109,7 +108,7 @@ def evaluate(run: Trajectory, horizons: Sequence[int]) -> list[Evaluation]:
 
 
 def printed_bound(run: Trajectory, T: int, constants: Constants) -> Terms:
-    """Theorem 1 as it stands in the paper (Eq. 15)."""
+    """Theorem 1 as printed in the paper (Eq. 15)."""
     s, k = run.schedule, constants
     d = run.thetas.shape[1]
     first = k.D**2 / (s.eta * (1 - s.beta1) * T) * float(np.sqrt(run.variances[0]).sum())
@@ -120,13 +119,13 @@ def printed_bound(run: Trajectory, T: int, constants: Constants) -> Terms:
 
 
 def monotone_share(run: Trajectory) -> Array:
-    """For t = 2 ... T, the share of elements with v_t >= v_{t-1}: assumption (3), which asks for 1 throughout."""
+    """For t = 2 ... T, the share of elements with v_t >= v_{t-1}. Assumption (3) requires 1 throughout."""
     return np.asarray((run.variances[1:] >= run.variances[:-1]).mean(axis=1))
 
 
 def _constants(run: Trajectory, T: int) -> Constants:
     best = run.problem.minimiser
-    # theta_T itself enters no term: the last subtracted distance is dropped
+    # theta_T is in no term, because the last subtracted distance is dropped
     iterates = run.thetas[:T]
     return Constants(
         D=float(max(np.linalg.norm(iterates, axis=1).max(), np.linalg.norm(best))),
@@ -138,11 +137,11 @@ def _constants(run: Trajectory, T: int) -> Constants:
 
 
 def _gradient_term(run: Trajectory, T: int, k: Constants) -> float:
-    """The second term with one power of 1 - beta1 less than printed, and no need of (3).
+    """The second term, with one power of 1 - beta1 less than printed; it does not need (3).
 
     m_t is an average of gradients whose weights are at most beta1**(t-j) and sum to at most 1, so
-    m_t^2 <= sum_j beta1**(t-j) g_j^2 by Jensen; summing over t gives 1/(1 - beta1), once. The paper's
-    lemma (from AdaBelief's appendix) has its square: valid, and looser.
+    m_t^2 <= sum_j beta1**(t-j) g_j^2 by Jensen. The sum over t gives one factor 1/(1 - beta1). The paper's
+    lemma (from AdaBelief's appendix) has its square, which is valid but looser.
     """
     s = run.schedule
     norms = float(np.sqrt((run.gradients[:T] ** 4).sum(axis=0)).sum())
@@ -155,13 +154,13 @@ def _momentum_term(run: Trajectory, T: int, k: Constants) -> float:
     if s.beta1 == 0:
         return 0.0
     if s.lam == 1:
-        return float("inf")  # the theorem needs lam < 1: a constant beta1 is outside of it
+        return float("inf")  # the theorem needs lam < 1; it does not cover a constant beta1
     d = int(run.thetas.shape[1])
     return k.X**2 * s.beta1 * k.H * d / ((1 - s.beta1) * (1 - s.lam) ** 2 * s.eta * T)
 
 
 class _Sums:
-    """Running sums over a trajectory, so that every horizon is a lookup."""
+    """Cumulative sums over a trajectory, so that every horizon is a lookup."""
 
     def __init__(self, run: Trajectory) -> None:
         t = np.arange(1, len(run) + 1, dtype=np.float64)
@@ -176,7 +175,7 @@ class _Sums:
         self._distance = np.cumsum((before - after) / (2 * eta * (1 - b)))
         self._gradients = np.cumsum(eta / (2 * (1 - b)) * energy)
         self._momentum = np.cumsum(b / (2 * eta * (1 - b)) * before)
-        # sqrt(t v_t) may fall where (3) fails; what counts is how much it ever rose
+        # sqrt(t v_t) can fall if (3) fails; only its increases count
         scaled = np.sqrt(t)[:, None] * root
         rises = np.maximum(np.diff(scaled, axis=0), 0)
         self.variation: Array = np.vstack([scaled[:1], scaled[:1] + np.cumsum(rises, axis=0)])

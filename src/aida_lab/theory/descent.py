@@ -1,8 +1,8 @@
-"""The recursion Theorem 1 speaks of, run on a convex problem, with everything the proof needs kept.
+"""The recursion of Theorem 1 on a convex problem. It records everything that the proof needs.
 
-It differs from the optimizer one trains with in three ways, all of them the theorem's: the learning
-rate is ``eta / sqrt(t)``, beta1 decays as ``beta1 * lam**t``, and the bias corrections are left out
-("absorbed into eta_t"). ``bias_corrected=True`` puts them back; with ``lam=1`` that is Aida itself.
+As in the theorem, it differs from the optimizer in three ways: the learning rate is ``eta / sqrt(t)``, beta1 decays as
+``beta1 * lam**t``, and the bias corrections are omitted ("absorbed into eta_t"). With ``bias_corrected=True`` and
+``lam=1`` it is Aida with that learning rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aida_lab.theory.problems import Array, Problem
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers of Theorem 1."""
+    """The hyperparameters of Theorem 1."""
 
     eta: float
     beta1: float = 0.9
@@ -30,13 +30,13 @@ class Schedule:
         return self.eta / np.sqrt(steps)
 
     def beta1_at(self, steps: Array) -> Array:
-        """beta1 * lam**t for t = 1, 2, ...: the first value is beta1 * lam, not beta1 as the proof has it."""
+        """beta1 * lam**t for t = 1, 2, ... The first value is beta1 * lam, not beta1 as in the proof."""
         return self.beta1 * self.lam**steps
 
 
 @dataclass(frozen=True)
 class Method:
-    """Aida with some number of projections; 0 is AdaBelief (without its outer eps, as in Eq. 5)."""
+    """Aida with a number of projections. 0 is AdaBelief (without its outer eps, as in Eq. 5)."""
 
     name: str
     projections: int
@@ -48,7 +48,7 @@ AIDA = Method("Aida", 2)
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a run left behind. The first axis is time: row t - 1 of an array is the paper's index t."""
+    """The record of a run. The first axis is time: row t - 1 of an array is the paper's index t."""
 
     problem: Problem
     method: Method
@@ -74,9 +74,9 @@ def descend(
 ) -> Trajectory:
     """Run the recursion for ``steps`` steps from the problem's start.
 
-    ``monotone`` enforces assumption (3) by never letting a variance fall. ``batch`` draws that many
-    examples per step instead of all of them: then the gradient is noisy, as in training, and the
-    theorem, which is about the full gradient, does not apply.
+    ``monotone`` enforces assumption (3): a variance never falls. ``batch`` draws that many examples per step
+    instead of all. Then the gradient is noisy, as in training, and the theorem, which is about the full gradient, does
+    not apply.
     """
     theta = problem.start
     m, v = np.zeros_like(theta), np.zeros_like(theta)

@@ -1,13 +1,13 @@
-"""What eps does inside the second moment: Eqs. 5 to 9 of the paper, elementwise, over NumPy arrays.
+"""The effect of eps inside the second moment: Eqs. 5 to 9 of the paper, elementwise on NumPy arrays.
 
 AdaBelief and Aida add eps to the stored second moment at every step. The recursion is linear, so the
-stored value is the sum of what the residuals alone would have left, ``belief``, and a number that
-knows nothing of the gradients, ``floor``:
+stored value is the sum of a part from the residuals, ``belief``, and a part that does not depend on the
+gradients, ``floor``:
 
     s_t = belief_t + floor_t        floor_t = eps * (1 - beta2**t) / (1 - beta2)
 
-After the bias correction the floor is the constant ``eps / (1 - beta2)``, at every step. That is why
-the stepsize is bounded from the first step on, and by the same value in every layer.
+After bias correction the floor is the constant ``eps / (1 - beta2)`` at every step. So the stepsize is bounded
+from the first step on, by the same value in every layer.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def stepsize(corrected_belief: Array, beta2: float, eps: float) -> Array:
 def taylor_stepsize(corrected_belief: Array, beta2: float, eps: float) -> Array:
     """The adaptive stepsize of the paper's first-order expansion (Eq. 8).
 
-    Good where ``corrected_belief >> eps / (1 - beta2)``. Below that it is not an approximation: it
-    has its maximum :func:`taylor_ceiling` at ``corrected_belief = eps / (1 - beta2) / 2`` and falls
-    to zero from there, where the exact stepsize rises to its bound.
+    Accurate if ``corrected_belief >> eps / (1 - beta2)``. Below that it is not an approximation: it has its
+    maximum :func:`taylor_ceiling` at ``corrected_belief = eps / (1 - beta2) / 2`` and falls to zero for smaller
+    values, while the exact stepsize rises to its bound.
     """
     root = np.sqrt(corrected_belief)
     return np.asarray(1 / (root + eps / (1 - beta2) / (2 * root)))
@@ -84,5 +84,5 @@ def stepsize_bound(beta2: float, eps: float, outer_eps: float = 0.0) -> float:
 
 
 def taylor_ceiling(beta2: float, eps: float) -> float:
-    """The largest value the expansion takes: the true bound divided by sqrt(2)."""
+    """The maximum of the expansion: the true bound divided by sqrt(2)."""
     return stepsize_bound(beta2, eps) / float(np.sqrt(2))

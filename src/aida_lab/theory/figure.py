@@ -1,4 +1,4 @@
-"""The figure of docs/theory.md: regret beside its bounds, assumption (3), the refutation, and eps."""
+"""The figure of docs/theory.md: regret and its bounds, assumption (3), the counterexample, and eps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw_to(study: Study, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
 def _draw_regret(axis: Any, problem: str, regrets: list[Regret]) -> None:
     for regret in regrets:
         colour = METHOD_COLOURS[regret.method]
-        # the two methods all but coincide under the theorem's schedule: one is drawn wide, one thin on top
+        # the two methods nearly coincide under the theorem's schedule: draw one wide and one thin on top
         width = 4.0 if regret.method == "AdaBelief" else 1.4
         steps = [e.steps for e in regret.evaluations]
         axis.plot(steps, [e.regret for e in regret.evaluations], color=colour, lw=width, label=regret.method)
@@ -53,7 +53,7 @@ def _draw_regret(axis: Any, problem: str, regrets: list[Regret]) -> None:
     )
     for label, values, style, side in bounds:
         axis.plot(steps, values, color=GREY, lw=1.3, ls=style)
-        # the lines fall: a label is clear of its own above the left end, or below the right one
+        # the lines fall, so a label is free of its line above the left end or below the right end
         if side == "left":
             axis.text(steps[0], values[0] * 2.5, label, color=GREY, va="bottom", fontsize=8)
         else:

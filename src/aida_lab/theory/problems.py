@@ -1,4 +1,4 @@
-"""Convex problems with a known minimiser: what a regret is measured against."""
+"""Convex problems with a known minimiser, which a regret needs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Array = NDArray[np.float64]
 
 
 class Problem(Protocol):
-    """A differentiable convex function over one flat vector, which is made of layers."""
+    """A differentiable convex function of one flat vector, which consists of layers."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def layers(self) -> tuple[slice, ...]:
-        """Where each layer lies in the flat vector; projections never cross a layer."""
+        """The slice of each layer in the flat vector. Projections act per layer."""
         ...
 
     @property
@@ -32,13 +32,13 @@ class Problem(Protocol):
     def value(self, theta: Array) -> float: ...
 
     def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
-        """The gradient at ``theta``; over some of the examples only where ``rows`` are given."""
+        """The gradient at ``theta``, over the examples ``rows`` or over all."""
         ...
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """A minimiser, and a proof of how good it is."""
+    """A minimiser with a bound on its error."""
 
     theta: Array
     gradient_norm: float
@@ -50,9 +50,8 @@ class Minimum:
 class LogisticRegression:
     """Mean logistic loss over a data set, plus ``l2 / 2 * |theta|^2``.
 
-    Without the L2 term separable data have no minimiser (breast-cancer and digits are separable or
-    nearly so): the infimum lies at infinity, no ball holds it, and a regret would not be defined.
-    The term covers the biases too, so that the function is strongly convex in every coordinate.
+    Without the L2 term, separable data have no minimiser (breast-cancer and digits are separable or nearly so) and
+    the regret is undefined. The term includes the biases, so the function is strongly convex in every coordinate.
     """
 
     name: str
@@ -81,7 +80,7 @@ class LogisticRegression:
     def minimum(self) -> Minimum:
         from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-        # tolerances below what float64 can reach: it runs until no step improves f any more
+        # tolerances below float64 precision: it runs until no step improves f any more
         options = {"maxiter": 20_000, "maxfun": 40_000, "maxcor": 50, "ftol": 0.0, "gtol": 1e-13}
         found = minimize(self._value_and_gradient, self.start, jac=True, method="L-BFGS-B", options=options)
         theta = np.asarray(found.x, dtype=np.float64)
@@ -99,7 +98,7 @@ class LogisticRegression:
         targets = self.targets if rows is None else self.targets[rows]
         weights = theta[self.layers[0]].reshape(-1, self.outputs)
         scores = features @ weights + theta[self.layers[1]]
-        # log-partition over the classes, in a form that neither overflows nor loses digits
+        # log-partition over the classes, without overflow or cancellation
         if self.outputs == 1:
             partition = np.logaddexp(0, scores[:, 0])
             probabilities = np.exp(scores - np.logaddexp(0, scores))

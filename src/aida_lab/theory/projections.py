@@ -1,10 +1,10 @@
-"""The laws of mutual projections: Eqs. 10 to 14 of the paper, and what holds beyond them.
+"""The laws of mutual projections: Eqs. 10 to 14 of the paper, and extensions.
 
 With ``c`` the cosine of ``m`` and ``g`` and ``xi`` ignored:
 
 * even K: ``m^(K) - g^(K) = c**K * (m - g)``, so both scales are ``c**K``, in [0, 1];
 * odd K:  ``m^(K) - g^(K) = c**(K-1) * (<m,g>/|g|^2 * g - <m,g>/|m|^2 * m)``, whose scales may be
-  negative or larger than 1: the paper's "gamma, beta in (0, 1]" is a law of even K only;
+  negative or larger than 1: the paper's "gamma, beta in (0, 1]" holds for even K only;
 * every K: ``|m^(K) - g^(K)| = |c|**K * |m - g|``, ``|m^(K)| = |c|**K * |m|``, ``|g^(K)| = |c|**K * |g|``.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aida.rule import mutual_projections, residual_coefficients
 
-#: Small enough to be ignored next to the vectors below; the paper's value is 1e-20.
+#: Negligible compared to the vectors below; the paper's value is 1e-20.
 XI = 1e-300
 
 
@@ -32,7 +32,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class LawCheck:
-    """How far the literal projections are from the laws, as the largest relative error over all trials."""
+    """The largest relative errors of the laws, compared with the literal projections, over all trials."""
 
     trials: int
     projections: tuple[int, ...]
@@ -62,7 +62,7 @@ def closed_form(m: Tensor, g: Tensor, projections: int) -> Tensor:
 
 
 def check_laws(trials: int = 200, dimension: int = 50, projections: tuple[int, ...] = (0, 1, 2, 3, 4, 7)) -> LawCheck:
-    """Compare the literal loop with the laws over random pairs of many angles and lengths, in float64."""
+    """Compare the literal loop with the laws on random pairs of many angles and lengths, in float64."""
     generator = torch.Generator().manual_seed(0)
     form = lengths = angle = 0.0
     for _ in range(trials):
@@ -85,9 +85,9 @@ def check_laws(trials: int = 200, dimension: int = 50, projections: tuple[int, .
 def infinity_norm_growth(dimension: int, projections: int) -> float:
     """The largest element of ``m^(K) - g^(K)`` over twice the largest element of ``m`` and ``g``.
 
-    The paper's proof takes this to be at most 1. It is for even K (both scales are c**K). For odd K
-    one projection can move the length of a spread-out vector into a single element: for the pair
-    made here it grows like sqrt(dimension) / 4.
+    The paper's proof assumes that this is at most 1. That is true for even K (both scales are c**K). For odd K
+    one projection can concentrate the length of a spread-out vector in a single element: for the pair constructed
+    here the ratio grows like sqrt(dimension) / 4.
     """
     # the unit vector that maximises |g|_1 * |g|_inf: one large element, the rest equal
     phi = math.atan(math.sqrt(dimension - 1)) / 2

@@ -1,4 +1,4 @@
-"""Everything this package measures, run once: what ``aida theory`` shows and docs/theory.md reports."""
+"""All measurements of this package, for ``aida theory`` and docs/theory.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aida_lab.theory.descent import ADABELIEF, AIDA, Method, Schedule, descend
 from aida_lab.theory.problems import Array, LogisticRegression, SmoothAbsolute, breast_cancer, digits
 from aida_lab.theory.projections import LawCheck, check_laws
 
-#: The theorem asks for lam < 1 and pays 1/(1 - lam)^2 for it. Of eta = 0.003, 0.01, 0.03, 0.1 and 0.3 both
-#: methods have the smallest regret after 1000 steps with 0.1, on both problems.
+#: The theorem requires lam < 1; its bound has a factor 1/(1 - lam)^2. Of eta = 0.003, 0.01, 0.03, 0.1 and 0.3, the
+#: value 0.1 gives both methods the smallest regret after 1000 steps, on both problems.
 SCHEDULE = Schedule(eta=0.1, beta1=0.9, beta2=0.999, lam=0.99, eps=1e-8)
 
 BATCH = 64
@@ -21,11 +21,11 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Regret:
-    """One method on one problem: regret, bounds, and how often assumption (3) held."""
+    """One method on one problem: regret, bounds, and how often assumption (3) holds."""
 
     problem: str
     method: str
-    enforced: bool  #: whether variances were kept from falling, so that (3) holds
+    enforced: bool  #: whether variances were prevented from falling, so that (3) holds
     evaluations: tuple[Evaluation, ...]  #: at growing numbers of steps
     monotone: Array  #: for t = 2 ... T, the share of elements with v_t >= v_{t-1}
 
@@ -35,18 +35,18 @@ class Regret:
 
     @property
     def share_of_elements(self) -> float:
-        """How often (3) holds for one element at one step."""
+        """How often (3) holds, over elements and steps."""
         return float(self.monotone.mean())
 
     @property
     def share_of_steps(self) -> float:
-        """How often it holds for all elements at once, which is what the theorem asks for."""
+        """How often (3) holds for all elements at once, as the theorem requires."""
         return float((self.monotone == 1).mean())
 
 
 @dataclass(frozen=True)
 class Practice:
-    """Assumption (3) in a run as one trains: minibatches, constant beta1, bias corrections."""
+    """Assumption (3) under training conditions: minibatches, constant beta1, bias corrections."""
 
     problem: str
     method: str
@@ -57,7 +57,7 @@ class Practice:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How well a minimiser is known: f(theta*) is at most ``gap`` above the true minimum."""
+    """Accuracy of a minimiser: f(theta*) is at most ``gap`` above the true minimum."""
 
     problem: str
     parameters: int
@@ -78,10 +78,10 @@ class Study:
 
 
 def run(steps: int = 1500, refutation_steps: int = 400_000) -> Study:
-    """Run the whole study; under a minute on two CPU cores."""
+    """Run the whole study, in under a minute on two CPU cores."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-    # matrices this small only get slower from a second thread: 6 times on two busy cores
+    # a second thread makes matrices this small slower: 6 times on two busy cores
     with threadpool_limits(1):
         return _run(steps, refutation_steps)
 
@@ -120,18 +120,18 @@ SHORT_STEPS = Schedule(eta=0.15, beta1=0.9, beta2=0.999, lam=0.5, eps=1.0)
 
 
 def refute(steps: int = 400_000) -> tuple[Evaluation, ...]:
-    """A run that meets the assumptions of Theorem 1, with c <= v_1 for c <= v_0, and has a regret above its bound.
+    """A counterexample: it satisfies the assumptions of Theorem 1 (with c <= v_1 for c <= v_0), but exceeds its bound.
 
-    Slopes are below 1, so (1) holds with G = 2. The iterates walk slowly towards 0, so (2) holds with D the
-    norm of the start. eps is larger than any residual, so that v grows until it is constant, and (3) holds with
-    c = v_1. The steps are short: after 400,000 of them the iterate has covered a tenth of its way, while the
-    printed first and third terms have fallen like 1/T. The regret is above the bound from 146,000 steps on.
+    Slopes are below 1, so (1) holds with G = 2. The iterates move slowly towards 0, so (2) holds with D the norm of the
+    start. eps is larger than any residual, so v grows until it is constant, and (3) holds with c = v_1. The steps are
+    short: after 400,000 of them the iterate has covered a tenth of its distance, while the printed first and third
+    terms have fallen like 1/T. The regret is above the bound from 146,000 steps on.
     """
     return tuple(evaluate(descend(FAR_START, AIDA, SHORT_STEPS, steps), horizons(steps)))
 
 
 def horizons(steps: int) -> list[int]:
-    """Numbers of steps to evaluate at, evenly spread on a log axis."""
+    """Numbers of steps for the evaluation, evenly spaced on a log axis."""
     return sorted({int(T) for T in np.geomspace(1, steps, 40).round()})
 
 
