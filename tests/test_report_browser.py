@@ -308,8 +308,8 @@ def test_the_page_opens_with_a_verdict_and_a_dot_for_every_method(browser):
         "[...document.querySelectorAll('.dots')]"
         ".map(each => [...each.querySelectorAll('.row .name')].map(n => n.textContent))"
     )
-    for names in rows:
-        assert {"Aida (K=1)", "AdaBelief", "Adam", "SGD"} <= set(names)
+    for names in rows:  # a method with values that the paper did not try is named with them
+        assert {"Aida (K=1)", "AdaBelief", "Adam", "SGD"} <= {name.partition(" with ")[0] for name in names}
     browser.run("document.querySelector('.dots .row button').click()")
     browser.until("document.querySelector('dialog').open")
 
