@@ -53,6 +53,18 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+def test_compare_names_a_better_configuration_with_fewer_seeds(runs):
+    declared = find_experiment("lstm1-ptb")
+    variant = declared.variants[0]
+    fields = {"experiment": "lstm1-ptb", "variant": variant, "epochs": declared.epochs, "batch": declared.batch}
+    write_run(runs, spec("adam", 0, {"lr": 3e-3}, **fields), [81.0] * declared.epochs, metric=declared.metrics[variant])
+    found = call("compare", "aida-k2", "adam").output.splitlines()
+    assert [line for line in found if "but " in line] == [
+        "  but adam has a better configuration: 81.00 (n = 1; lr=0.003)"
+    ]
+    assert any("aida-k2 is better than adam (p " in line for line in found), "with the configurations of the table"
+
+
 def test_compare_names_the_better_method_of_each_experiment_with_the_p_value_of_a_t_test(runs):
     for words in (("aida-k2", "adam"), ("adam", "aida-k2", runs), ("aida", "adam", "runs")):
         found = call("compare", *words)

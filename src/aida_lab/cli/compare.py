@@ -12,7 +12,8 @@ from aida_lab.cli.printing import fail, mean_in_words, say
 
 if TYPE_CHECKING:
     from aida_lab.report.collect import Run
-    from aida_lab.report.columns import Cell, Column
+    from aida_lab.report.columns import Column
+    from aida_lab.report.groups import Configuration
 
 
 def compare(
@@ -25,7 +26,8 @@ def compare(
     """Say which of two methods is better on each experiment, and how sure that is.
 
     Compares the means over seeds at the best epoch with Student's t-test. If a method has several
-    configurations, the one that aida report would choose counts. aida report compares all methods at once.
+    configurations, the one that aida report would choose counts; a better one, with fewer seeds or with values
+    that the paper did not try, is named too. aida report compares all methods at once.
     """
     from aida_lab.experiments import experiments
     from aida_lab.report.collect import Collection, collect
@@ -71,22 +73,24 @@ def _verdict(column: Column, method: str) -> str:
         return f"{column.title}: not compared, no finished run of {' and '.join(lacking)}"
     found = cells[0].against_reference["best"]
     ahead = (found.difference > 0) == (column.metric.better == "higher")
-    better, worse = (method, column.reference) if ahead else (column.reference, method)
+    first, second = (method, column.reference) if ahead else (column.reference, method)
     p = f"p = {p_value(found)}".replace("= <", "<")
     if found.p is None:
         said = f"not tested: {found.reason}"
     elif found.significant:
-        said = f"{better} is better than {worse} ({p})"
+        said = f"{first} is better than {second} ({p})"
     else:
         said = f"no significant difference between {method} and {column.reference} ({p})"
     interval = "" if found.interval is None else ", 95 % interval {:+.3g} to {:+.3g}".format(*found.interval)
-    means = ", ".join(f"{cell.method} {_mean(cell)}" for cell in cells if cell)
+    means = ", ".join(f"{cell.method} {_mean(cell.chosen)}" for cell in cells if cell and cell.chosen)
+    better = [(cell.method, cell.better) for cell in cells if cell and cell.better]
+    notes = "".join(f"\n  but {name} has a better configuration: {_mean(known)}" for name, known in better)
     measured = f"{column.metric.title}, {column.metric.better} is better"
-    return f"{column.title}: {said}\n  {measured}: {means}; difference {found.difference:+.3g}{interval}"
+    return f"{column.title}: {said}\n  {measured}: {means}; difference {found.difference:+.3g}{interval}{notes}"
 
 
-def _mean(cell: Cell) -> str:
+def _mean(configuration: Configuration) -> str:
     from aida_lab.progress.labels import differing, settings_in_words
 
-    found, values = cell.mean_std("best"), settings_in_words(differing(cell.chosen.runs[0].spec)) if cell.chosen else ""
+    found, values = configuration.mean_std("best"), settings_in_words(differing(configuration.runs[0].spec))
     return f"{mean_in_words(found)} (n = {found.n if found else 0}{'; ' if values else ''}{values})"
