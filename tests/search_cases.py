@@ -126,7 +126,7 @@ class Worker:
     def carry_out(self, runner: str = "search_cases:run", jobs: int = 1) -> None:
         queue = Jobs(self._out, Options(device="cpu"), jobs, runner)
         with pytest.MonkeyPatch.context() as patch:
-            # without training there is nothing to free, and gc takes half a second with so many imports
+            # nothing was trained, so there is nothing to free, and gc.collect() takes half a second
             patch.setattr("aida_lab.workers.attempt._clean_up", lambda: None)
             Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
 

@@ -11,7 +11,7 @@ from aida_lab.cli.printing import console, mean_in_words, table
 if TYPE_CHECKING:
     from aida_lab.report.statistics import MeanStd
     from aida_lab.runs.store import RunRecord
-    from aida_lab.runs.summary import Summary as Measured
+    from aida_lab.runs.summary import Summary
     from aida_lab.spec import RunSpec
 
 
@@ -39,11 +39,11 @@ def without_seed(spec: RunSpec) -> RunSpec:
     return replace(spec, seed=0, probe_every=0)
 
 
-def means_of(runs: Iterable[tuple[RunRecord, Measured]]) -> list[Mean]:
+def means_of(runs: Iterable[tuple[RunRecord, Summary]]) -> list[Mean]:
     """One mean per configuration, ordered by experiment, the best score first."""
     from aida_lab.experiments import experiments
 
-    groups: dict[str, list[tuple[RunSpec, RunRecord, Measured]]] = {}
+    groups: dict[str, list[tuple[RunSpec, RunRecord, Summary]]] = {}
     for record, measured in runs:
         if record.spec is not None:
             groups.setdefault(without_seed(record.spec).key, []).append((record.spec, record, measured))
@@ -86,7 +86,7 @@ def draw_means(means: Sequence[Mean]) -> None:
     console().print(drawn)
 
 
-def _mean(group: list[tuple[RunSpec, RunRecord, Measured]]) -> Mean:
+def _mean(group: list[tuple[RunSpec, RunRecord, Summary]]) -> Mean:
     from aida_lab.report.statistics import mean_std
 
     # a seed counts once: a finished run comes before an unfinished one, then the run without a probe

@@ -38,7 +38,7 @@ def glance(results: Results) -> Grid:
 
 
 def excluded(results: Results) -> Grid:
-    """Everything in the folders that counts in no mean, and why."""
+    """The runs and folders that are excluded from every mean, each with the reason."""
     heads = [
         Head("folder", numeric=False), Head("what", numeric=False), Head("experiment", numeric=False),
         Head("method", numeric=False), Head("seed"), Head("epochs"), Head("why it does not count", numeric=False),
