@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-integrations test-asan test-gpu check format bench clean
+.PHONY: demo test test-integrations test-sharding test-asan test-gpu check format bench clean
 
 demo: $(LAB)
 	$(BIN)/aida demo
@@ -23,6 +23,10 @@ test: $(INSTALLED)
 # Tests with Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
+
+# All tests of sharded parameters, also those that take minutes.
+test-sharding: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sharding or not sharding' tests/sharding
 
 $(VENV)/.integrations: $(INSTALLED)
 	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
@@ -18,17 +18,22 @@ from shapes import Shapes
 #: at every step, as after a backward pass into fresh memory, and nobody pays for the allocation.
 GradientSets = tuple[list[Tensor], list[Tensor]]
 
+#: Turns a tensor into what the optimizer gets, for example a DTensor.
+Place = Callable[[Tensor], Tensor]
+
 WARMUP_STEPS = 3
 
 
 class Subject:
     """A rival with parameters of its own, ready to step."""
 
-    def __init__(self, rival: Rival, workload: Workload, gradients: GradientSets, capturable: bool) -> None:
+    def __init__(
+        self, rival: Rival, workload: Workload, gradients: GradientSets, capturable: bool, place: Place
+    ) -> None:
         self._rival = rival
         self._steps = 0
         device = gradients[0][0].device
-        self.params = [Parameter(torch.full(shape, 0.1, device=device)) for shape in workload.shapes]
+        self.params = [Parameter(place(torch.full(shape, 0.1, device=device))) for shape in workload.shapes]
         # every group has an lr of its own, so that nobody can treat many groups as one
         count = workload.groups
         groups = [{"params": self.params[i::count], "lr": 1e-3 * (1 + i / count)} for i in range(count)]
@@ -60,11 +65,15 @@ class Subject:
                 raise RuntimeError(f"took the path {', '.join(sorted(taken))}, not {self._rival.path}")
 
 
-def make_gradients(shapes: Shapes, device: torch.device) -> GradientSets:
+def unplaced(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def make_gradients(shapes: Shapes, device: torch.device, place: Place = unplaced) -> GradientSets:
     generator = torch.Generator(device).manual_seed(0)
 
     def one() -> list[Tensor]:
-        return [torch.randn(shape, device=device, generator=generator).mul_(0.01) for shape in shapes]
+        return [place(torch.randn(shape, device=device, generator=generator).mul_(0.01)) for shape in shapes]
 
     return one(), one()
 
@@ -77,6 +86,20 @@ def cpu_sample(subject: Subject, index: int) -> float:
     start = perf_counter()
     subject.step()
     return (perf_counter() - start) * 1e3
+
+
+def host_sample(subject: Subject, steps: int) -> float:
+    """Time that the host spends on a step. Waiting for the GPU, or on a CPU for other ranks, is not included."""
+    cuda = subject.params[0].is_cuda
+    clock, total = perf_counter if cuda else process_time, 0.0
+    for index in range(steps):
+        subject.assign(index)
+        if cuda:
+            torch.cuda.synchronize()
+        start = clock()
+        subject.step()
+        total += clock() - start
+    return total * 1e3 / steps
 
 
 def eager_sample(subject: Subject, steps: int) -> float:

@@ -12,16 +12,19 @@ import torch
 
 from clock import (
     GradientSets,
+    Place,
     Subject,
     assignment_sample,
     capture,
     cpu_sample,
     eager_sample,
     graph_sample,
+    host_sample,
     make_gradients,
     peak_temporary,
     queued_sample,
     steps_in,
+    unplaced,
 )
 from machine import available_memory
 from results import Entry, Workload
@@ -89,14 +92,17 @@ class Round:
     steps: int  #: at most so many a sample on a GPU
     deadline: float  #: by time.monotonic()
     progress: Callable[[str], None]
+    place: Place = unplaced
+    interleave: bool | None = None  #: whether all optimizers are held at once; None asks the free memory
 
     def run(self, rivals: list[Rival], workloads: list[Workload]) -> list[Entry]:
         """Measure every rival on every workload; the workloads of a round differ in their groups alone."""
         shapes = workloads[0].shapes
         lanes = [Lane(rival, workload) for workload in workloads for rival in rivals]
-        gradients = make_gradients(shapes, self.device)
+        gradients = make_gradients(shapes, self.device, self.place)
         needed = len(lanes) * 3 * 4 * elements(shapes)  # parameters and two moments in float32
-        if needed < MEMORY_SHARE * available_memory(self.device):
+        fits = needed < MEMORY_SHARE * available_memory(self.device) if self.interleave is None else self.interleave
+        if fits:
             self._interleave(lanes, gradients)
         else:
             self.progress("  too large to hold every optimizer at once: one after another, there and back")
@@ -144,7 +150,7 @@ class Round:
                 lane.fail("not measured: the budget was spent")
         else:
             try:
-                lane.subject = Subject(lane.rival, lane.workload, gradients, capturable=self.mode == "graph")
+                lane.subject = Subject(lane.rival, lane.workload, gradients, self.mode == "graph", self.place)
                 self._make_ready(lane, lane.subject)
             except Exception as error:  # not installed, out of memory, unsupported: it belongs in the table
                 lane.fail(error)
@@ -160,16 +166,20 @@ class Round:
         subject.warm_up()
         if self.device.type == "cuda":
             lane.peak = peak_temporary(subject) / (4 * elements(lane.workload.shapes))
-            sample = eager_sample if self.mode == "eager" else queued_sample
+            sample = {"host": host_sample, "eager": eager_sample, "queued": queued_sample}[self.mode]
             steps = lane.steps = steps_in(WINDOW, lambda count: sample(subject, count), self.steps)
             lane.take = lambda: sample(subject, steps)
         else:
-            lane.steps = 1
-            lane.take = lambda: cpu_sample(subject, len(lane.samples))
+            steps = lane.steps = 1 if self.mode == "eager" else self.steps
+            lane.take = (
+                (lambda: cpu_sample(subject, len(lane.samples)))
+                if self.mode == "eager"
+                else (lambda: host_sample(subject, steps))
+            )
 
     def _assignment(self, workload: Workload, gradients: GradientSets) -> Entry:
         lane = Lane(Rival(ASSIGNMENT, lambda groups, _: torch.optim.SGD(groups), 0), workload, steps=self.steps)
-        subject = Subject(lane.rival, workload, gradients, capturable=False)
+        subject = Subject(lane.rival, workload, gradients, False, self.place)
         lane.samples = [assignment_sample(subject, self.steps) for _ in range(self.repeats)]
         return lane.entry(self.mode)
 

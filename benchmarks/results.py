@@ -60,7 +60,7 @@ class Entry:
             return None
         return self.bytes_per_param * self.params / self.ms * 1e3
 
-    def as_json(self, copy_bytes_per_second: float) -> dict[str, Any]:
+    def as_json(self, copy_bytes_per_second: float | None) -> dict[str, Any]:
         rate = self.bytes_per_second
         return {
             **dataclasses.asdict(self),
@@ -68,5 +68,5 @@ class Entry:
             "spread": self.spread,
             "n": len(self.samples_ms),
             "bytes_per_second": rate,
-            "share_of_copy": None if rate is None else rate / copy_bytes_per_second,
+            "share_of_copy": None if rate is None or copy_bytes_per_second is None else rate / copy_bytes_per_second,
         }

@@ -11,10 +11,10 @@ from rivals import AIDA_CLIP, AIDA_FUSED, BASELINE, CLIP_BASELINE
 Cell = Callable[[Entry], str]
 
 
-def markdown(entries: list[Entry], machine: dict[str, Any], copy_bytes_per_second: float) -> str:
+def markdown(entries: list[Entry], machine: dict[str, Any], copy_bytes_per_second: float | None) -> str:
+    """All tables; without bandwidths if that of a copy is None."""
     notes = _notes(entries)
     times = _table(entries, lambda entry: _time(entry, entries, notes))
-    rates = _table(entries, lambda entry: _rate(entry, copy_bytes_per_second))
     parts = [
         "# Time of an optimizer step",
         _facts(machine, copy_bytes_per_second),
@@ -23,10 +23,14 @@ def markdown(entries: list[Entry], machine: dict[str, Any], copy_bytes_per_secon
         times,
         *(f"[{number}] {reason}" for reason, number in notes.items()),
         *_headlines(entries),
-        "## Bandwidth",
-        "GB/s if a step moves what it must and no more, and the share of a copy's bandwidth that is.",
-        rates,
     ]
+    if copy_bytes_per_second is not None:
+        copy_rate = copy_bytes_per_second
+        parts += [
+            "## Bandwidth",
+            "GB/s if a step moves what it must and no more, and the share of a copy's bandwidth that is.",
+            _table(entries, lambda entry: _rate(entry, copy_rate)),
+        ]
     if any(entry.peak_temporary is not None for entry in entries):
         parts += [
             "## Temporary memory",
@@ -36,9 +40,11 @@ def markdown(entries: list[Entry], machine: dict[str, Any], copy_bytes_per_secon
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(machine: dict[str, Any], copy_bytes_per_second: float) -> str:
+def _facts(machine: dict[str, Any], copy_bytes_per_second: float | None) -> str:
     known = [f"- {name}: {value}" for name, value in machine.items() if value is not None]
-    return "\n".join([*known, f"- copy bandwidth: {copy_bytes_per_second / 1e9:.0f} GB/s, reads and writes"])
+    if copy_bytes_per_second is not None:
+        known.append(f"- copy bandwidth: {copy_bytes_per_second / 1e9:.0f} GB/s, reads and writes")
+    return "\n".join(known)
 
 
 def _table(entries: list[Entry], cell: Cell) -> str:

@@ -204,14 +204,26 @@ def two_ranks() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("sharded", [True, False])
-def test_dtensor_parameter_is_refused(sharded: bool) -> None:
+def test_autograd_sees_that_a_step_changed_a_dtensor() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Shard
 
-    mesh = init_device_mesh("cpu", (2,))
-    p = Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0) if sharded else Replicate()]))
-    with pytest.raises(TypeError, match=r"does not update DTensor parameters yet.*Use plain tensors"):
+    p = Parameter(DTensor.from_local(torch.ones(2, 3), init_device_mesh("cpu", (2,)), [Shard(0)]))
+    optimizer = Aida([p])
+    square = (p * p).to_local().sum()
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.backward()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_dtensor_of_partial_values_is_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    p = Parameter(DTensor.from_local(torch.ones(2, 3), init_device_mesh("cpu", (2,)), [Partial()]))
+    with pytest.raises(TypeError, match=r"DTensor of partial values .* redistribute it to Shard or Replicate"):
         Aida([p])
     optimizer = Aida([weight()])
     with pytest.raises(TypeError, match="DTensor"):

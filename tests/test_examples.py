@@ -32,10 +32,10 @@ without_compiler = pytest.mark.skipif(
 )
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, *launch: str, **variables: str) -> str:
     """What the script prints, started in ``folder``; what Python warns of in its own lines is an error."""
-    command = [sys.executable, "-W", "error::Warning:__main__", str(EXAMPLES / name)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error::Warning:__main__", *launch, str(EXAMPLES / name)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     if CUDA and torch.__version__.startswith("2.11."):
         env["TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"] = "0"  # a fault of that version, see docs/architecture.md
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -154,6 +154,31 @@ def test_neither_accumulating_nor_clipping_inside_the_step_changes_what_is_learn
     assert train_loss(never) != pytest.approx(train_loss(inside), rel=0.1)  # there was something to clip
     # p.grad after the step: as received, where clip_grad_norm_ overwrote it
     assert gradient_norm(outside) == pytest.approx(min(1, gradient_norm(inside)), rel=0.02)
+
+
+# -- sharded training --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CUDA, reason="needs a GPU per process")
+def test_sharded_training_resumes_exactly_and_equals_one_process(tmp_path: Path) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    output = run("fsdp2.py", tmp_path, *launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    resumed, alone, weight = (float(number) for number in re.findall(r"[\d.]+e[+-]\d+", output))
+    assert len(losses) == 3
+    assert max(losses) < 3.0  # chance: log 128, which is 4.9
+    assert resumed == 0
+    assert max(alone, weight) < 1e-5  # gradients are added in another order
+
+
+def test_without_torchrun_the_sharded_example_says_in_one_line_how_to_start_it() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "fsdp2.py")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "start this example with: torchrun --nproc-per-node 2 examples/fsdp2.py\n"
 
 
 # -- what is missing ---------------------------------------------------------------------------------

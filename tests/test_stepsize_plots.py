@@ -65,7 +65,7 @@ def test_paper_figures_are_drawn_where_their_methods_are_there(logs, tmp_path):
     assert [path.name for path in written] == ["figure-3.png", "figure-3.svg"]
     assert all(path.stat().st_size > 5000 for path in written)
     names = {path.stem for path in draw_paper_figures(logs.values(), tmp_path)}
-    assert names == {figure.name for figure in PAPER_FIGURES}
+    assert names == set(PAPER_FIGURES)
 
 
 def test_many_layers_get_a_scale_instead_of_names(logs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_counters_on_a_device_are_foretold_and_a_wrong_guess_is_mended(monkeypat
             for record, tensor, counted in zip(probe.last.layers, (p, q), (step - (step >= 5), step), strict=True):
                 wanted = (optimizer.state[tensor]["exp_avg_var"] / (1 - 0.999**counted)).rsqrt()
                 assert record.mean == pytest.approx(float(wanted.mean()), rel=1e-5)
-    assert needed == [2, 1, 2, 1, 1]
+    assert needed == [1, 1, 2, 1, 1]
 
 
 def test_a_compiled_step_is_left_alone():
@@ -255,3 +256,23 @@ def test_on_digits_aida_spreads_less_than_adabelief_and_that_less_than_adabelief
         spreads.append([record.spread for record in read_jsonl(path).across if record.step >= 300])
     for aida, adabelief, star in zip(*spreads, strict=True):
         assert aida < adabelief < star
+
+
+def test_layers_inside_a_tensor_are_measured_as_separate_tensors_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    stack = torch.randn(3, 6, 4, generator=generator)
+    experts = nn.Parameter(stack.clone())
+    alone = [nn.Parameter(one.clone()) for one in stack]
+    optimizers = Aida([experts], layer_dims=1), Aida(alone)
+    named = [("experts", experts)], [(f"experts[{i}]", p) for i, p in enumerate(alone)]
+    probes = [StepsizeProbe(each, names, every=1) for each, names in zip(optimizers, named, strict=True)]
+    for _ in range(3):
+        experts.grad = torch.randn(stack.shape, generator=generator)
+        for p, grad in zip(alone, experts.grad, strict=True):
+            p.grad = grad.clone()
+        for each in optimizers:
+            each.step()
+
+    one, other = (probe.last.layers for probe in probes)
+    assert [replace(record, hyper={}) for record in one] == [replace(record, hyper={}) for record in other]
+    assert "layers        3, each with its own projections (layer_dims 1)" in explain(optimizers[0])

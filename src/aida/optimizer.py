@@ -9,18 +9,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from aida._step.batch_cache import BatchCache, all_params
-from aida._step.group_rules import STATE_DTYPES, check_capture, check_given, check_names, check_param, drop_duplicates
+from aida._step.group_rules import (
+    check_capture,
+    check_given,
+    check_names,
+    check_param,
+    drop_duplicates,
+    is_uninitialized,
+)
 from aida._step.hyper import FLAG_KEYS, HYPER_KEYS, OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, from_group
 from aida._step.hyper_cache import HyperCache
-from aida._step.refusals import GivenParams, check_clipping, check_whole, part_builder
-from aida._step.state import SCHEMA, make_missing, misfit
+from aida._step.layers import LAYER_KEYS, layer_label, layers_of
+from aida._step.phases import update
+from aida._step.refusals import GivenParams, check_clipping, check_whole, initializes_state, part_builder
+from aida._step.sharding import is_dtensor, local, local_gradient
+from aida._step.sorting import sort
+from aida._step.state import SCHEMA, make_missing, misfit, restored
 from aida._step.tracing import without_gradients
-from aida.backends import Backend, Batch, Reduced, sum_over_devices
-from aida.backends.choice import Route, distribute, in_dispatch_mode, make_backend
-from aida.backends.tables import match_state_order
+from aida.backends import Backend, Batch
+from aida.backends.choice import Route, in_dispatch_mode, make_backend
+from aida.backends.exchange import Exchange, NormGroup
+
+
+@_disable_dynamo
+def _outside_the_trace(optimizer: Aida) -> None:
+    optimizer._eager_step()
 
 
 class Aida(Optimizer):
@@ -51,18 +68,30 @@ class Aida(Optimizer):
         clip_norm (float, optional, default: None): clip the gradient norm inside the step, with the result of
             ``clip_grad_norm_`` before it. The norm is over this optimizer's gradients. If several optimizers share a
             model (one per parameter in backward hooks, ``ZeroRedundancyOptimizer``, CPU offload), each would clip by
-            its own norm: leave None, and call ``clip_grad_norm_``.
+            its own norm: leave None, and call ``clip_grad_norm_``. Pipeline stages can set :attr:`norm_group`.
         nonfinite (str, default: "skip"): what to do with a tensor whose gradient holds NaN or inf. ``"skip"`` leaves
             the tensor and its state unchanged in this step (:meth:`skipped` counts), ``"propagate"`` updates it,
             ``"raise"`` raises before anything changes (and synchronizes with the device at every step). A gradient
             whose norm exceeds 1.8e19 (float32 state) counts as non-finite, because its square overflows.
         maximize (bool, default: False): maximize the objective instead of minimizing it.
+        layer_dims (int, default: 0): number of leading dimensions that count layers. 1 makes every matrix of a stack
+            (experts, d, h) a layer of its own, with its own projections, ``step`` and ``skipped``.
+        split_sizes (tuple of int, optional, default: None): cut one dimension into layers of these sizes, such as
+            ``(d, d, d)`` for the queries, keys and values of a fused projection. Set it and ``layer_dims`` per group.
+        split_dim (int, optional, default: None): the dimension that ``split_sizes`` cuts. None means the first one
+            that ``layer_dims`` leaves.
         foreach (bool, optional, default: None): True selects the multi-tensor path.
         fused (bool, optional, default: None): True selects the fused kernels. If both are None, the fastest path that
             fits is used; if both are False, the literal transcription of the paper.
         capturable (bool, default: False): allow capture in a CUDA graph.
         differentiable (bool, default: False): let autograd record the step.
     """
+
+    #: A process group of ranks that have different layers and share the norm of ``clip_norm``: one rank per pipeline
+    #: stage, for example ``mesh["pp"].get_group()``. The squared norm is added over this group at every step, with one
+    #: more all-reduce, so all its ranks must step together. Copies and pickles of the optimizer do not have it. Not
+    #: needed for sharded parameters (DTensor). Not a group key, because a process group cannot be in a checkpoint.
+    norm_group: Any = None
 
     def __init__(
         self,
@@ -78,6 +107,9 @@ class Aida(Optimizer):
         clip_norm: float | None = None,
         nonfinite: Nonfinite = "skip",
         maximize: bool = False,
+        layer_dims: int = 0,
+        split_sizes: tuple[int, ...] | None = None,
+        split_dim: int | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
@@ -86,8 +118,8 @@ class Aida(Optimizer):
         defaults: dict[str, Any] = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "projections": projections, "xi": xi,
             "decoupled_weight_decay": decoupled_weight_decay, "clip_norm": clip_norm, "nonfinite": nonfinite,
-            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
-            "differentiable": differentiable,
+            "maximize": maximize, "layer_dims": layer_dims, "split_sizes": split_sizes, "split_dim": split_dim,
+            "foreach": foreach, "fused": fused, "capturable": capturable, "differentiable": differentiable,
         }  # fmt: skip
         check_group(defaults)
         self._part_builder = None if torch.compiler.is_compiling() else part_builder()
@@ -106,13 +138,15 @@ class Aida(Optimizer):
         self._lock = self.__dict__.get("_lock") or threading.RLock()
         self._hypers = HyperCache()
         self._cache: BatchCache | None = None
+        self._exchanges: list[Exchange] = []
+        self._redistributed: dict[int, Tensor] = {}  # gradients of the current step, by the parameter's id
         self._backends: dict[Route, Backend] = {}
 
     # -- groups and checkpoints ------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):
-            check_names(param_group, (*HYPER_KEYS, *FLAG_KEYS), "Aida")
+            check_names(param_group, (*HYPER_KEYS, *LAYER_KEYS, *FLAG_KEYS), "Aida")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -120,8 +154,10 @@ class Aida(Optimizer):
             if group["clip_norm"] is not None:
                 check_clipping(self._part_builder, "Aida")
             for p in group["params"]:
-                check_whole(p, "Aida")
+                check_whole(p, "Aida", sharded=True)
                 check_given(p, "Aida")
+                if not is_uninitialized(p):
+                    layers_of(p, group)
         except (ValueError, TypeError, RuntimeError):
             self.param_groups.pop()  # a refused group leaves the optimizer unchanged
             raise
@@ -160,32 +196,34 @@ class Aida(Optimizer):
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = SCHEMA.unseal(self.state[p], p, STATE_DTYPES[p.dtype])
+                    self.state[p] = restored(self.state[p], p, layers_of(p, group))
 
     def skipped(self) -> Counter[str]:
         """The number of steps that each tensor skipped because its gradient held NaN or inf.
 
         Keys are parameter names if the optimizer was given names, else ``"group.index"``. Tensors that skipped
-        no step are left out, and count as 0. Synchronizes with the device.
+        no step are left out, and count as 0. If a parameter has several layers, its keys end with the layer's index:
+        ``"experts[3]"``. Synchronizes with the device. If ranks hold different layers, all of them must call this.
         """
-        labels, counts = [], []
-        for label, p in self._labelled():
+        found: dict[torch.device, tuple[list[str], list[Tensor]]] = {}
+        for label, p, group in self._labelled():
             if self.state.get(p):
-                labels.append(label)
-                counts.append(self.state[p]["skipped"])
-        found: Counter[str] = Counter()
-        for device in {count.device for count in counts}:  # one copy to the host per device
-            here = [i for i, count in enumerate(counts) if count.device == device]
-            for i, count in zip(here, torch.stack([counts[i] for i in here]).tolist(), strict=True):
+                counts, layers = self.state[p]["skipped"], layers_of(p, group)
+                labels, numbers = found.setdefault(p.device, ([], []))
+                labels += [layer_label(label, layers, number) for number in range(layers.count)]
+                numbers.append((counts.full_tensor() if is_dtensor(counts) else counts).reshape(-1))
+        skipped: Counter[str] = Counter()
+        for labels, numbers in found.values():  # one copy to the host per device
+            for label, count in zip(labels, torch.cat(numbers).tolist(), strict=True):
                 if count:
-                    found[labels[i]] = int(count)
-        return found
+                    skipped[label] = int(count)
+        return skipped
 
-    def _labelled(self) -> Iterable[tuple[str, Tensor]]:
+    def _labelled(self) -> Iterable[tuple[str, Tensor, dict[str, Any]]]:
         for g, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
-                yield (names[i] if names else f"{g}.{i}"), p
+                yield (names[i] if names else f"{g}.{i}"), p, group
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -202,37 +240,37 @@ class Aida(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        if torch.compiler.is_compiling():
-            self._update(self._sort([from_group(group) for group in self.param_groups]))
+        if not torch.compiler.is_compiling():
+            self._eager_step()
+        elif self.norm_group is not None or any(is_dtensor(p) for g in self.param_groups for p in g["params"]):
+            _outside_the_trace(self)  # collectives are not compiled
         else:
-            with self._lock:  # threads that share an optimizer share the tables of its kernels
-                self._update(self._recall())
+            self._update(self._sort([from_group(group) for group in self.param_groups]))
         return loss
+
+    def _eager_step(self) -> None:
+        with self._lock:  # threads that share an optimizer share the tables of its kernels
+            self._redistributed.clear()  # a step that raised may have left some
+            if not self.state and initializes_state():
+                self._sort([from_group(group) for group in self.param_groups])
+            else:
+                self._update(self._recall())
 
     def _update(self, batches: dict[Route, Batch]) -> None:
         try:
             self._take_amp_scaling(batches)
-            if torch.compiler.is_compiling():
-                backends: list[Backend] = [make_backend(route) for route in batches]
-            else:
-                backends = [self._backend(route) for route in batches]
-            work = list(zip(backends, batches.values(), strict=True))
-
-            # reduce
-            raises = any(batch.traits.raises for _, batch in work)
-            for _, batch in work:
-                batch.may_abort = raises
-            reduced = [backend.reduce(batch) for backend, batch in work]
-            if raises:
-                self._raise_nonfinite(batches.values(), reduced)
-            norms = sum_over_devices([found.squared_norm for found in reduced])
-
-            # apply
-            for (backend, batch), found, norm in zip(work, reduced, norms, strict=True):
-                backend.apply(batch, found, norm)
+            backend = make_backend if torch.compiler.is_compiling() else self._backend
+            norm_group = None
+            if self.norm_group is not None:
+                norm_group = NormGroup(self.norm_group, self.param_groups[0]["params"][0].device)
+            work = [(backend(route), batch) for route, batch in batches.items()]
+            update(work, self._exchanges, self._label, norm_group)
         finally:
             for batch in batches.values():
                 batch.grads = []  # the cache keeps the batch, and would keep gradients alive after zero_grad()
+                if batch.wholes is not None:
+                    batch.wholes.grads = []
+            self._redistributed.clear()
 
     def _take_amp_scaling(self, batches: dict[Route, Batch]) -> None:
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
@@ -252,7 +290,7 @@ class Aida(Optimizer):
         grads = [p.grad for p in params]
         cache, self._cache = self._cache, None
         if cache is not None and not in_dispatch_mode():
-            known = cache.recall(params, grads, self.state, hypers)
+            known = cache.recall(params, grads, self.state, hypers, self._redistributed)
             if known is not None:
                 self._cache = cache
                 return known
@@ -265,16 +303,7 @@ class Aida(Optimizer):
         return batches
 
     def _sort(self, hypers: list[Hyper]) -> dict[Route, Batch]:
-        batches: dict[Route, Batch] = {}
-        for index, group in enumerate(self.param_groups):
-            found = Batch()
-            has_complex = self._init_group(
-                group, found.params, found.grads, found.exp_avgs, found.exp_avg_vars, found.steps, found.skipped
-            )
-            if has_complex:
-                match_state_order(found)  # before the views: a view cannot change its memory format
-                found.view_as_real()
-            distribute(found, index, group, hypers[index], batches)
+        batches, self._exchanges = sort(self.param_groups, hypers, self._init_group)
         return batches
 
     def _init_group(
@@ -287,7 +316,7 @@ class Aida(Optimizer):
         steps: list[Tensor],
         skipped: list[Tensor],
     ) -> bool:
-        """Append the group's tensors that have a gradient to the lists, and create missing state.
+        """Append the group's local tensors that have a gradient to the lists, and create missing state.
 
         torch.compile runs a method of this name and signature outside its trace.
         """
@@ -295,30 +324,30 @@ class Aida(Optimizer):
         state = self.state
         self._given.check(group, "Aida")
         for p in group["params"]:
-            grad = p.grad
-            if grad is None:
+            if p.grad is None and not (is_dtensor(p) and p.requires_grad):
                 continue
             check_param(p, "Aida")
-            if hasattr(grad, "wait"):
-                grad = grad.wait()  # an AsyncCollectiveTensor, whose collective may still be running
-            if grad.layout != torch.strided:
+            known, layers = state[p], layers_of(p, group)
+            if len(known) < len(SCHEMA.keys):
+                make_missing(known, p, layers)
+            if p.grad is None:
+                continue  # a sharded tensor has state on every rank, because checkpoints need the same keys everywhere
+            if p.grad.layout != torch.strided:
                 raise RuntimeError(
                     "Aida does not support sparse gradients: its projections need every element of a layer; "
                     "build the embedding with sparse=False, or pass its parameters to torch.optim.SparseAdam"
                 )
+            grad = local_gradient(p, p.grad, self._redistributed)
             has_complex |= p.is_complex()
-            known = state[p]
-            if len(known) < len(SCHEMA.keys):
-                make_missing(known, p)
-            problem = misfit(p, grad, known)
+            problem = misfit(p, grad, known, layers)
             if problem:
                 raise RuntimeError(f"{self._label(p)} {problem}")
-            params.append(p)
+            params.append(local(p))
             grads.append(grad)
-            exp_avgs.append(known["exp_avg"])
-            exp_avg_vars.append(known["exp_avg_var"])
-            steps.append(known["step"])
-            skipped.append(known["skipped"])
+            exp_avgs.append(local(known["exp_avg"]))
+            exp_avg_vars.append(local(known["exp_avg_var"]))
+            steps.append(local(known["step"]))
+            skipped.append(local(known["skipped"]))
         return has_complex
 
     def _backend(self, route: Route) -> Backend:
@@ -326,26 +355,5 @@ class Aida(Optimizer):
             self._backends[route] = make_backend(route)
         return self._backends[route]
 
-    def _raise_nonfinite(self, batches: Iterable[Batch], reduced: Iterable[Reduced]) -> None:
-        for batch, found in zip(batches, reduced, strict=True):
-            if not batch.traits.raises:
-                continue
-            if batch.found_inf is not None and bool(batch.found_inf != 0):
-                continue  # GradScaler found it, and skips this step
-            bad = set(found.nonfinite())
-            names = []
-            for hyper, where in batch.slices():
-                if hyper.nonfinite == "raise":
-                    names += [self._label(batch.params[i]) for i in range(where.start, where.stop) if i in bad]
-            if names:
-                raise RuntimeError(
-                    f"the gradient of {', '.join(names[:8])}{' and others' if len(names) > 8 else ''} holds NaN or inf;"
-                    ' nothing was changed. Check the loss and the learning rate, or set nonfinite="skip" to skip such'
-                    " tensors"
-                )
-
     def _label(self, tensor: Tensor) -> str:
-        for label, p in self._labelled():
-            if p is tensor or p is tensor._base:  # complex tensors are updated through a view
-                return f"parameter {label}"
-        return "a parameter"
+        return next((f"parameter {label}" for label, p, _ in self._labelled() if p is tensor), "a parameter")

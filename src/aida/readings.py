@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,16 @@ Group = Mapping[str, Any]
 Stepsize = Callable[[Sequence[Tensor], Tensor, Group], Tensor]
 
 
+def decay_in_words(group: Group, effect: str = ", so the adaptive stepsize scales it too") -> str:
+    """What the group's weight decay does; ``effect`` says what becomes of decay in the gradient (L2)."""
+    decay = group["weight_decay"]
+    if not decay:
+        return "none"
+    if group.get("decoupled_weight_decay", False):
+        return f"decoupled: every step shrinks the weights by lr * {decay:g}, whatever the gradient"
+    return f"L2: {decay:g} * p is added to the gradient{effect}"
+
+
 @dataclass(frozen=True)
 class Reading:
     """How to read one optimizer's stepsizes from its state.
@@ -31,7 +41,7 @@ class Reading:
     Args:
         about (str): what the stepsize is, or why there is none, in one sentence.
         eps (str): where eps is in the update, in words.
-        weight_decay (Callable): maps a group to what its weight decay does, in words.
+        weight_decay (Callable, default: L2 or decoupled): maps a group to what its weight decay does, in words.
         keys (Callable, default: no keys): maps a group to the names of the state tensors that ``stepsize`` needs. All
             have the parameter's shape.
         stepsize (Callable, optional, default: None): maps ``(chunks, step, group)`` to stepsizes, elementwise.
@@ -46,7 +56,7 @@ class Reading:
 
     about: str
     eps: str
-    weight_decay: Callable[[Group], str]
+    weight_decay: Callable[[Group], str] = decay_in_words
     keys: Callable[[Group], tuple[str, ...]] = lambda group: ()
     stepsize: Stepsize | None = None
     bound: Callable[[Group], float | None] = lambda group: None
@@ -58,7 +68,6 @@ def outer_eps(key: str) -> Reading:
     return Reading(
         about="1 / (sqrt(v / (1 - beta2**t)) + eps)",
         eps="outside: added to the root of the second moment alone",
-        weight_decay=decay_in_words,
         keys=lambda group: (key,),
         stepsize=with_outer_eps,
         bound=lambda group: 1 / group["eps"] if group["eps"] else None,
@@ -70,7 +79,6 @@ def inner_eps(key: str) -> Reading:
     return Reading(
         about="1 / sqrt(v / (1 - beta2**t))",
         eps="inside: added to the stored variance at every step, and nowhere else",
-        weight_decay=decay_in_words,
         keys=lambda group: (key,),
         stepsize=without_outer_eps,
         bound=lambda group: stepsize_bound(float(group["betas"][1]), group["eps"]),
@@ -80,12 +88,9 @@ def inner_eps(key: str) -> Reading:
 
 def both_eps(key: str) -> Reading:
     """The reading of AdaBelief."""
-    return Reading(
-        about="1 / (sqrt(v / (1 - beta2**t)) + eps)",
+    return replace(
+        outer_eps(key),
         eps="inside and outside: added to the stored variance at every step, and to its root",
-        weight_decay=decay_in_words,
-        keys=lambda group: (key,),
-        stepsize=with_outer_eps,
         bound=lambda group: 1 / (math.sqrt(group["eps"] / (1 - float(group["betas"][1]))) + group["eps"]),
         eps_inside=True,
     )
@@ -109,13 +114,3 @@ def corrected_root(variance: Tensor, step: Tensor, group: Group) -> Tensor:
 def exact(step: Tensor) -> Tensor:
     """A step counter in float64, in which bias corrections keep their digits; float32 on Apple's GPUs."""
     return step.float() if step.device.type == "mps" else step.double()
-
-
-def decay_in_words(group: Group) -> str:
-    """What the group's weight decay does, for methods that scale each element of the gradient."""
-    decay = group["weight_decay"]
-    if not decay:
-        return "none"
-    if group.get("decoupled_weight_decay", False):
-        return f"decoupled: every step shrinks the weights by lr * {decay:g}, whatever the gradient"
-    return f"L2: {decay:g} * p is added to the gradient, so the adaptive stepsize scales it too"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from aida._step.sharding import copy_part_
 
 
 class Sealed:
@@ -30,6 +33,8 @@ class StateSchema:
     moments: tuple[str, ...]
     #: Keys that every saved group must have. Other keys have defaults, or did not exist in older versions.
     group_keys: tuple[str, ...]
+    #: Maps a parameter and its saved group to the shape of its counters.
+    counter_shape: Callable[[Tensor, Mapping[str, Any]], tuple[int, ...]] = lambda p, group: ()
 
     def seal(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check a state dict against the optimizer, then seal the values of its state."""
@@ -44,7 +49,7 @@ class StateSchema:
     def unseal(
         self, state: dict[str, Any], p: Tensor, dtype: torch.dtype, counters: torch.device | None = None
     ) -> dict[str, Any]:
-        """A parameter's state as a step needs it: moments in ``dtype`` on its device, counters in float32.
+        """A parameter's state as a step needs it: moments in ``dtype`` placed as the parameter, counters in float32.
 
         ``counters`` is the device of the counters; None means the parameter's device.
         """
@@ -54,10 +59,11 @@ class StateSchema:
             value = values.pop(name, 0.0)
             if name in self.moments:
                 # a copy in the parameter's memory format, which shares no memory with the checkpoint
-                loaded[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
+                loaded[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format)
+                copy_part_(loaded[name], value)
             else:
-                number = torch.as_tensor(value, dtype=torch.float32)
-                loaded[name] = number.to(counters or p.device, copy=True).reshape(())
+                number = torch.as_tensor(value, dtype=torch.float32).to(counters or p.device, copy=True)
+                loaded[name] = number.reshape(()) if number.numel() == 1 else number
         return {**loaded, **values}
 
     def _check(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -69,14 +75,14 @@ class StateSchema:
                     f"and has {', '.join(key for key in group if key != 'params')}. Load it into the optimizer that "
                     f"saved it, or start {self.owner} without it"
                 )
-        ids = [key for group in state_dict["param_groups"] for key in group["params"]]
+        ids = [(key, group) for group in state_dict["param_groups"] for key in group["params"]]
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        for key, p in zip(ids, params, strict=False):  # torch itself reports groups of other sizes
+        for (key, group), p in zip(ids, params, strict=False):  # torch itself reports groups of other sizes
             saved = state_dict["state"].get(key)
             if saved:
-                self._check_state(key, saved, p)
+                self._check_state(key, saved, p, group)
 
-    def _check_state(self, key: Any, saved: dict[str, Any], p: Tensor) -> None:
+    def _check_state(self, key: Any, saved: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
         required = [name for name in self.keys if name == "step" or name in self.moments]
         missing = [name for name in required if name not in saved]
         if missing:
@@ -97,5 +103,6 @@ class StateSchema:
             if value.is_complex() != p.is_complex():
                 raise ValueError(f"{name} of parameter {key} is {value.dtype} but the parameter is {p.dtype}")
         step = saved.get("step")
-        if isinstance(step, Tensor) and step.numel() != 1:
-            raise ValueError(f"step of parameter {key} has shape {tuple(step.shape)}; it must be one number")
+        if isinstance(step, Tensor) and step.numel() != 1 and step.shape != (shape := self.counter_shape(p, group)):
+            wanted = f"have shape {shape}, one number per layer" if shape else "be one number"
+            raise ValueError(f"step of parameter {key} has shape {tuple(step.shape)}; it must {wanted}")

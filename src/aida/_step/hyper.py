@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aida._step.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
+from aida._step.layers import ONE_LAYER_KEYS, check_layer_keys
 
 Nonfinite = Literal["skip", "propagate", "raise"]
 
@@ -26,7 +27,7 @@ FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
 #: Defaults of keys that a saved group may lack, in older checkpoints or in those of another Aida.
 OPTIONAL_DEFAULTS: dict[str, Any] = {
     "xi": 1e-20, "decoupled_weight_decay": False, "clip_norm": None, "nonfinite": "skip", "maximize": False,
-    "foreach": None, "fused": None, "capturable": False, "differentiable": False,
+    "foreach": None, "fused": None, "capturable": False, "differentiable": False, **ONE_LAYER_KEYS,
 }  # fmt: skip
 
 
@@ -94,6 +95,7 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
         raise ValueError(f"clip_norm={clip_norm!r} must be a finite number > 0, or None for no clipping")
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(f"nonfinite={group['nonfinite']!r} must be one of {', '.join(map(repr, NONFINITE))}")
+    check_layer_keys(group)
     _check_flags(group)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from aida._step.hyper import FLAG_KEYS, HYPER_KEYS, Hyper, check_group, from_group
+from aida._step.layers import LAYER_KEYS
 
 _lr = itemgetter("lr")
-_others = itemgetter(*HYPER_KEYS[1:], *FLAG_KEYS)
+_others = itemgetter(*HYPER_KEYS[1:], *LAYER_KEYS, *FLAG_KEYS)
 
 
 class HyperCache:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aida._step.group_rules import is_uninitialized
+from aida._step.sharding import is_dtensor
 
 #: Modules that build one optimizer per part of a model, with a name for error messages.
 PART_BUILDERS = {
@@ -21,27 +22,40 @@ PART_BUILDERS = {
     "torchao.optim.cpu_offload": "torchao's CPUOffloadOptimizer",
 }
 
+#: Functions that call ``step`` only to create the state, with the names of their modules.
+STATE_INITIALIZERS = (
+    ("_init_optim_state", "torch.distributed.checkpoint.state_dict"),
+    ("init_optim_state", "torchtitan.components.optimizer.utils"),
+)
+
 USE_CLIP_GRAD_NORM = "leave clip_norm=None and call torch.nn.utils.clip_grad_norm_ before the step"
 
 
-def check_whole(p: Tensor, owner: str) -> None:
-    """Refuse a tensor that holds a part of a layer, or several layers."""
+def check_whole(p: Tensor, owner: str, *, sharded: bool = False) -> None:
+    """Refuse a tensor that holds a part of a layer, or several layers. ``sharded`` allows DTensors."""
     if is_uninitialized(p):
         return
-    if hasattr(p, "device_mesh") and hasattr(p, "placements"):
-        raise TypeError(
-            f"{owner} does not update DTensor parameters yet (shape {tuple(p.shape)}, {p.placements}): it needs inner "
-            "products over whole layers, and a shard has only its own. Use plain tensors, with DDP on several ranks"
-        )
+    if is_dtensor(p):
+        placements = p.placements  # type: ignore[attr-defined]
+        if not sharded:
+            raise TypeError(
+                f"{owner} does not update DTensor parameters (shape {tuple(p.shape)}, {placements}): it needs inner "
+                "products over whole layers, and a shard has only its own. Use plain tensors, with DDP on several ranks"
+            )
+        if any(placement.is_partial() for placement in placements):
+            raise TypeError(
+                f"{owner} cannot update a DTensor of partial values (shape {tuple(p.shape)}, {placements}); "
+                "redistribute it to Shard or Replicate"
+            )
     if type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False):
         raise TypeError(
             f"{owner} does not update parameters flattened by FSDP1: it works layer by layer, and FSDP1 concatenates "
-            "layers and cuts them up. Use DDP"
+            "layers and cuts them up. Use FSDP2 (fully_shard) or DDP"
         )
     if hasattr(p, "ds_id"):
         raise TypeError(
             f"{owner} does not update parameters partitioned by DeepSpeed ZeRO stage 3: it works layer by layer, and "
-            "a partition is not a layer. Use ZeRO stage 0, or DDP"
+            "a partition is not a layer. Use FSDP2, ZeRO stage 0 or DDP"
         )
 
 
@@ -61,7 +75,7 @@ class GivenParams:
         """Refuse a group whose tensors were replaced by flat partitions; accept others of any shape."""
         shapes = self._shapes.get(id(group), [])
         for position, p in enumerate(group["params"]):
-            check_whole(p, owner)
+            check_whole(p, owner, sharded=True)
             # the type too: a bare tensor may have the id of a parameter that is gone
             if self._given.get(id(p)) is type(p) or is_uninitialized(p):
                 continue
@@ -71,7 +85,7 @@ class GivenParams:
                 raise TypeError(
                     f"{owner}: a parameter group that was given {len(shapes)} tensors now holds a flat tensor of "
                     f"{p.numel()} elements at position {position}. DeepSpeed ZeRO stages 1 to 3 replace layers by flat "
-                    f"partitions like this, and {owner} works layer by layer. Use ZeRO stage 0, or DDP"
+                    f"partitions like this, and {owner} works layer by layer. Use FSDP2, ZeRO stage 0 or DDP"
                 )
             self._given[id(p)] = type(p)  # accepted, it may later stand at another position
 
@@ -82,6 +96,16 @@ def part_builder() -> str | None:
     while frame is not None and frame.f_code.co_name == "__init__" and _in_a_constructor(frame):
         frame = frame.f_back
     return None if frame is None else PART_BUILDERS.get(frame.f_globals.get("__name__", ""))
+
+
+def initializes_state() -> bool:
+    """Whether torch.distributed.checkpoint or torchtitan calls the step, with zero gradients, to create the state."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_code.co_name, frame.f_globals.get("__name__")) in STATE_INITIALIZERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _in_a_constructor(frame: Any) -> bool:

@@ -8,7 +8,7 @@ gradient norm over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from aida._step.hyper import Hyper
+from aida._step.layers import ONE_LAYER, Layers
+from aida._step.sharding import Span
 
 if TYPE_CHECKING:
+    from aida.backends.exchange import Exchange
     from aida.backends.tables import PointerTable
 
 Kind = str  #: "reference", "foreach" or "fused"
@@ -34,12 +37,22 @@ class Traits(NamedTuple):
     has_device_lr: bool
 
 
+class Origin(NamedTuple):
+    """The parameter that a tensor of a batch belongs to."""
+
+    param: Tensor  #: as in the parameter group; a DTensor if it is sharded
+    layers: Layers = ONE_LAYER
+    span: Span | None = None  #: the ranks that share it
+    slot: int = 0  #: of its first layer in the exchange of these ranks
+
+
 @dataclass(slots=True)
 class Batch:
     """Tensors that one backend updates together, as parallel lists over all parameter groups.
 
-    A run is a sequence of tensors with the same hyper-parameters: the first ``runs[0][1]`` tensors use
-    ``runs[0][0]``, the next ``runs[1][1]`` use ``runs[1][0]``, and so on.
+    Each tensor is one layer, or the part of it on this rank. A run is a sequence of tensors with the same
+    hyper-parameters: the first ``runs[0][1]`` tensors use ``runs[0][0]``, the next ``runs[1][1]`` use ``runs[1][0]``,
+    and so on.
     """
 
     params: list[Tensor] = field(default_factory=list)
@@ -50,6 +63,13 @@ class Batch:
     skipped: list[Tensor] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
+    origins: list[Origin] = field(default_factory=list)  #: one per parameter
+    #: The local tensors of the parameters, if a parameter has several layers; the lists above then hold views of them.
+    #: Kernels find the layers' gradients by address: in a fused batch ``grads`` holds the parameters' gradients.
+    wholes: Batch | None = None
+    dtensors: list[Tensor] = field(default_factory=list)  #: the parameters that are DTensors
+    #: Adds the sums of this batch over the ranks that share its parameters; None if no other rank has a part of them.
+    exchange: Exchange | None = None
     #: BatchCache numbers the batch's tensors and its runs. Equal numbers mean the same tensors, or the same runs.
     generation: int = -1
     values_generation: int = -1
@@ -99,16 +119,39 @@ class Batch:
     def select(self, wanted: list[bool]) -> Batch:
         """Some of the tensors, without their runs."""
         part = Batch()
-        for mine, all_of_them in zip(part.tensor_lists(), self.tensor_lists(), strict=True):
+        for mine, all_of_them in zip(part._lists(), self._lists(), strict=True):
             mine.extend(compress(all_of_them, wanted))
         return part
 
     def extend(self, other: Batch) -> None:
-        for mine, more in zip(self.tensor_lists(), other.tensor_lists(), strict=True):
+        for mine, more in zip(self._lists(), other._lists(), strict=True):
             mine.extend(more)
         self.runs.extend(other.runs)
         self.groups.extend(other.groups)
         self._traits = None
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return *self.tensor_lists(), self.origins
+
+    def by_layer(self) -> Batch:
+        """The batch with one entry per layer instead of one per parameter."""
+        cuts = [origin.layers for origin in self.origins]
+        params, grads, exp_avgs, exp_avg_vars, steps, skipped = self.tensor_lists()
+        batch = Batch(origins=self.origins, dtensors=self.dtensors, exchange=self.exchange, wholes=self)
+        for mine, tensors in zip(batch.tensor_lists(), (params, grads, exp_avgs, exp_avg_vars), strict=False):
+            mine += cut(cuts, tensors)
+        batch.steps += [view for layers, t in zip(cuts, steps, strict=True) for view in layers.counters(t)]
+        batch.skipped += [view for layers, t in zip(cuts, skipped, strict=True) for view in layers.counters(t)]
+        for group, (hyper, where) in zip(self.groups, self.slices(), strict=True):
+            count = sum(len(layers.numbers) for layers in cuts[where])
+            if count:
+                batch.runs.append((hyper, count))
+                batch.groups.append(group)
+        return batch
+
+    def layer_origins(self) -> list[tuple[Origin, int]]:
+        """The parameter of each tensor, and the layer's number in it."""
+        return [(origin, number) for origin in self.origins for number in origin.layers.numbers]
 
     def view_as_real(self) -> None:
         """View complex tensors as pairs of real numbers."""
@@ -140,16 +183,33 @@ class Batch:
             start += count
 
 
+def cut(layers: list[Layers], tensors: list[Tensor]) -> list[Tensor]:
+    """The layers of some parameters' local tensors."""
+    return [view for one, tensor in zip(layers, tensors, strict=True) for view in one.views(tensor)]
+
+
 class Reduced(Protocol):
-    """What ``reduce`` returns and ``apply`` of the same backend takes."""
+    """What ``reduce`` returns and ``apply`` of the same backend takes.
+
+    If the batch has an exchange, the sums are those of this rank. The exchange writes those over all ranks into
+    ``sums``, and ``finite``, before ``apply``.
+    """
 
     @property
     def squared_norm(self) -> Tensor | None:
         """Squared norm of the gradients whose group clips, 0-dim on the batch's device; None if no group clips.
 
         It is the norm after ``grad_scale`` is divided out. With ``nonfinite="skip"`` it leaves out tensors
-        whose gradient holds NaN or inf.
+        whose gradient holds NaN or inf. None too if the batch has an exchange, which computes it.
         """
+
+    @property
+    def sums(self) -> Tensor:
+        """The inner products in float64, one row of ``columns.PRODUCT_COLUMNS`` per tensor."""
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether the gradient of each tensor can be used."""
 
     def nonfinite(self) -> list[int]:
         """Indices of the tensors whose gradient holds NaN or inf. Synchronizes with the device."""
@@ -170,11 +230,14 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def sum_over_devices(norms: list[Tensor | None]) -> list[Tensor | None]:
-    """The squared norm over all batches, once per batch, on its device."""
-    known = [norm for norm in norms if norm is not None]
-    if len(known) < 2:
-        return list(norms)
+def sum_over_devices(
+    norms: list[Tensor | None], batches: list[Batch], shared: Sequence[Tensor | None] = ()
+) -> list[Tensor | None]:
+    """The squared norm over all batches and exchanges, once per batch, on its device. None if a batch does not clip."""
+    known = [norm for norm in (*norms, *shared) if norm is not None]
+    if not known or (not shared and len(known) == 1):
+        return norms
     return [
-        None if norm is None else torch.stack([n.to(norm.device, norm.dtype) for n in known]).sum() for norm in norms
+        torch.stack([n.to(batch.device, known[0].dtype) for n in known]).sum() if batch.traits.clips else None
+        for batch in batches
     ]

@@ -22,19 +22,24 @@ class Route(NamedTuple):
     device: torch.device
     param: torch.dtype
     grad: torch.dtype
+    ranks: tuple[int, ...] = ()  #: that share the tensors; none if this rank has all of them to itself
+    clips: bool = False  #: whether the tensors' gradients are clipped, if ranks share them
 
 
 def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, batches: dict[Route, Batch]) -> None:
     """Add one group's tensors to the batches of their routes, in order."""
     known: dict[tuple[Any, ...], Route] = {}
     routes: list[Route] = []
-    for param, grad in zip(found.params, found.grads, strict=True):
+    for param, grad, origin in zip(found.params, found.grads, found.origins, strict=True):
         # for every tensor whenever batches are built, so a look-up replaces most calls
-        dense = param.is_contiguous() or is_dense(param)
-        key = (type(param), type(grad), param.device, param.dtype, grad.dtype, dense)
+        scattered = next((layer for layer in origin.layers.views(param) if not _is_dense(layer)), None)
+        ranks = () if origin.span is None else origin.span.ranks
+        key = (type(param), type(grad), param.device, param.dtype, grad.dtype, scattered is None, ranks)
         route = known.get(key)
         if route is None:
-            route = known[key] = Route(kind_of(param, grad, group, hyper), param.device, param.dtype, grad.dtype)
+            kind = kind_of(param if scattered is None else scattered, grad, group, hyper)
+            clips = bool(ranks) and hyper.clip_norm is not None
+            route = known[key] = Route(kind, param.device, param.dtype, grad.dtype, ranks, clips)
         routes.append(route)
     different = dict.fromkeys(routes)
     for route in different:
@@ -45,6 +50,10 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
             batches[route] = part
         else:
             batch.extend(part)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or is_dense(tensor)
 
 
 def make_backend(route: Route) -> Backend:

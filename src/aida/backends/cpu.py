@@ -1,7 +1,7 @@
 """The fused CPU path: one call into ``_cpu.c`` per phase, over all tensors of the batch.
 
-If no run clips or raises, nothing happens between the phases. Then one call does both: it applies each
-tensor as soon as it is reduced, while its gradient and first moment are in cache.
+If no run clips or raises, and no other rank has a part of the tensors, nothing happens between the phases. Then one
+call does both: it applies each tensor as soon as it is reduced, while its gradient and first moment are in cache.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def fits(param: Tensor, grad: Tensor) -> bool:
 
 class _Reduced(NamedTuple):
     squared_norm: Tensor | None
-    finite: array[int]  #: per tensor, whether its gradient can be used
+    sums: Tensor  #: shares the library's memory, as does ``finite``
+    finite: Tensor
     deferred: bool  #: whether phase one is left to run together with phase two
 
     def nonfinite(self) -> list[int]:
-        return [i for i, ok in enumerate(self.finite) if not ok]
+        return [i for i, ok in enumerate(self.finite.tolist()) if not ok]
 
 
 class Cpu:
@@ -60,11 +61,13 @@ class Cpu:
     def reduce(self, batch: Batch) -> _Reduced:
         self._read(batch)
         clips = batch.traits.clips
-        deferred = not (clips or batch.traits.raises)
+        deferred = not (clips or batch.traits.raises or batch.exchange)
         if not deferred:
             self._library.reduce(self._job)
-        norm = torch.tensor(self._job.squared_norm, dtype=torch.float64, device="cpu") if clips else None
-        return _Reduced(norm, self._arrays["finite"], deferred)
+        norm = None
+        if clips and not batch.exchange:
+            norm = torch.tensor(self._job.squared_norm, dtype=torch.float64, device="cpu")
+        return _Reduced(norm, self._sums, self._finite, deferred)
 
     def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
         if batch.found_inf is not None and float(batch.found_inf) != 0:
@@ -75,7 +78,7 @@ class Cpu:
             self._library.step(self._job)
         else:
             self._library.apply(self._job)
-        note_write(batch.params)
+        note_write((batch.wholes or batch).params)
 
     def _read(self, batch: Batch) -> None:
         """Fill the job with the addresses and values of this step."""
@@ -112,6 +115,8 @@ class Cpu:
         self._set("partial", array("d", bytes(8 * products * chunks)))
         self._set("sums", array("d", bytes(8 * products * tensors)))
         self._set("finite", array("B", bytes(tensors)))
+        self._sums = torch.frombuffer(self._arrays["sums"], dtype=torch.float64).view(tensors, products)
+        self._finite = torch.frombuffer(self._arrays["finite"], dtype=torch.uint8)
         self._set("owner", array("i", bytes(4 * chunks)))
         self._set("stage", array("B", bytes(chunks)))
 

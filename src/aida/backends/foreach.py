@@ -57,8 +57,8 @@ class Coefficients:
 
 class _Reduced(NamedTuple):
     squared_norm: Tensor | None
-    finite: Tensor  #: per tensor, whether its gradient can be used
-    sums: list[Gram]  #: per run, with one number per tensor
+    sums: Tensor
+    finite: Tensor
 
     def nonfinite(self) -> list[int]:
         return [i for i, ok in enumerate(self.finite.tolist()) if not ok]
@@ -66,25 +66,27 @@ class _Reduced(NamedTuple):
 
 class Foreach:
     def reduce(self, batch: Batch) -> _Reduced:
-        all_sums: list[Gram] = []
+        all_sums: list[Tensor] = []
         finite: list[Tensor] = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
             scale = _grad_scale(batch, hyper)
             clips = hyper.clip_norm is not None
             sums = _reduce(batch, where, hyper, scale)
-            ok = is_usable(sums.gg, batch.exp_avgs[where.start].dtype, clips)
-            if clips:
-                squared = sums.gg * scale * scale
+            gg = Gram(*sums.unbind(1)).gg
+            ok = is_usable(gg, batch.exp_avgs[where.start].dtype, clips)
+            if clips and batch.exchange is None:
+                squared = gg * scale * scale
                 if hyper.nonfinite == "skip":
                     squared = torch.where(ok, squared, torch.zeros_like(squared))
                 total = squared.sum() if total is None else total + squared.sum()
             all_sums.append(sums)
             finite.append(ok)
-        return _Reduced(total, torch.cat(finite), all_sums)
+        return _Reduced(total, torch.cat(all_sums), torch.cat(finite))
 
     def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
-        for (hyper, where), sums in zip(batch.slices(), reduced.sums, strict=True):
+        for hyper, where in batch.slices():
+            sums = Gram(*reduced.sums[where].unbind(1))
             scale = _grad_scale(batch, hyper).expand_as(sums.gg)
             if _takes_new(batch, hyper):
                 products = Products(sums.mg, sums.mm, sums.gg)
@@ -115,8 +117,10 @@ class Foreach:
             _advance(batch, where, hyper, reduced.finite[where], change)
 
 
-def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
+def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Tensor:
     """Inner products of each tensor's old first moment and the gradient that the update uses, in float64.
+
+    One row of :class:`Gram` per tensor.
 
     With clipping, whose coefficient is not known yet, inner products of the raw gradient and the parameter.
     """
@@ -136,7 +140,7 @@ def _reduce(batch: Batch, where: slice, hyper: Hyper, scale: Tensor) -> Gram:
             else:
                 products += [torch.zeros_like(products[0])] * 3
             partial[piece.owner].append(torch.stack(products))
-    return Gram(*_sum_partial(partial, len(Gram._fields), batch.device).unbind(1))
+    return _sum_partial(partial, len(Gram._fields), batch.device)
 
 
 def _sum_partial(partial: list[list[Tensor]], width: int, device: torch.device) -> Tensor:

@@ -47,9 +47,11 @@ class Plan:
     collect: Launch | None  #: None if ``reduce`` also computes the coefficients
     coefficients: Launch | None  #: None if ``reduce`` also computes the coefficients
     apply: Launch | None  #: None if all tensors are empty
+    sums: Tensor  #: ``collect`` writes it
     finite: Tensor  #: per tensor, whether its gradient can be used; ``collect`` writes it
     squared: Tensor  #: per tensor, its share of ``squared_norm``; ``collect`` writes it
-    squared_norm: Tensor | None  #: None if no run clips
+    norm: Tensor  #: the squared norm over all batches, which ``coefficients`` reads
+    squared_norm: Tensor | None  #: ``norm``; None if no run clips or an exchange computes the norm
 
     def nonfinite(self) -> list[int]:
         return [i for i, ok in enumerate(self.finite.tolist()) if not ok]

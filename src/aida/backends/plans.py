@@ -63,8 +63,11 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         )  # fmt: skip
         options = {"launch_pdl": True} if pdl else {}
         apply = Launch(kernels.apply_kernel, chunks, args, num_warps=APPLY_WARPS, **options)
-    norm = workspace.norm if clips else None
-    return Plan(reduce, collect, coefficients, apply, workspace.finite, workspace.squared, norm)
+    norm = workspace.norm
+    return Plan(
+        reduce, collect, coefficients, apply, workspace.sums.T, workspace.finite, workspace.squared,
+        norm, norm if clips and batch.exchange is None else None,
+    )  # fmt: skip
 
 
 @cache

@@ -1,5 +1,8 @@
 """Algorithm 1 as the paper writes it, one tensor at a time. The other paths are tested against this one.
 
+If several ranks share a layer, no rank has the vectors that the projections need. The residual then comes from the
+inner products over all ranks, as on the other paths.
+
 It is also the differentiable path: all operations are out of place and the results are written back at
 the end, so that autograd can follow a step.
 """
@@ -13,20 +16,29 @@ from torch import Tensor
 
 from aida._step.hyper import Hyper
 from aida.backends import Batch, scalar_dtype
-from aida.rule import clip_coefficient, is_usable, mutual_projections
+from aida.rule import (
+    Gram,
+    clip_coefficient,
+    is_usable,
+    mutual_projections,
+    rescaled_products,
+    residual_coefficients,
+)
 
 
 class _Reduced(NamedTuple):
     squared_norm: Tensor | None
-    finite: list[Tensor]  #: per tensor, whether its gradient can be used
+    sums: Tensor  #: empty without an exchange
+    finite: Tensor
 
     def nonfinite(self) -> list[int]:
-        return [i for i, finite in enumerate(self.finite) if not bool(finite)]
+        return [i for i, ok in enumerate(self.finite.tolist()) if not ok]
 
 
 class Reference:
     def reduce(self, batch: Batch) -> _Reduced:
         usable: list[Tensor] = []
+        sums: list[Tensor] = []
         total: Tensor | None = None
         for hyper, where in batch.slices():
             clips = hyper.clip_norm is not None
@@ -40,27 +52,37 @@ class Reference:
                 squared = g.square().sum()
                 finite = is_usable(squared, exp_avg.dtype, clips)
                 usable.append(finite)
-                if clips:
+                if batch.exchange is not None:
+                    sums.append(_gram(exp_avg.to(precise), grad.to(precise) if clips else g, param.to(precise)))
+                elif clips:
                     if hyper.nonfinite == "skip":
                         squared = torch.where(finite, squared, torch.zeros_like(squared))
                     total = squared if total is None else total + squared
-        return _Reduced(total, usable)
+        return _Reduced(total, torch.stack(sums) if sums else torch.empty(0), torch.stack(usable))
 
     def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
         for hyper, where in batch.slices():
             for i in range(where.start, where.stop):
-                _apply_one(batch, i, hyper, reduced.finite[i], squared_norm)
+                _apply_one(batch, i, hyper, reduced, squared_norm)
 
 
-def _apply_one(batch: Batch, i: int, hyper: Hyper, finite: Tensor, squared_norm: Tensor | None) -> None:
+def _gram(m: Tensor, g: Tensor, p: Tensor) -> Tensor:
+    """The fields of :class:`Gram`."""
+    return torch.stack([(x * y).sum() for x, y in ((m, m), (m, g), (g, g), (m, p), (g, p), (p, p))])
+
+
+def _apply_one(batch: Batch, i: int, hyper: Hyper, reduced: _Reduced, squared_norm: Tensor | None) -> None:
+    finite = reduced.finite[i]
     param, exp_avg, exp_avg_var = batch.params[i], batch.exp_avgs[i], batch.exp_avg_vars[i]
     step = batch.steps[i] + 1
     # the state of low-precision parameters is float32: compute in float32, round once at the end
     theta = _before(param).to(exp_avg.dtype)
 
     g = true_gradient(batch.grads[i].to(exp_avg.dtype), batch)
+    clip = None
     if hyper.clip_norm is not None and squared_norm is not None:
-        g = g * clip_coefficient(squared_norm, hyper.clip_norm).to(g.dtype)
+        clip = clip_coefficient(squared_norm, hyper.clip_norm)
+        g = g * clip.to(g.dtype)
     if hyper.maximize:
         g = -g
     g = _with_l2(g, theta, hyper)
@@ -70,8 +92,12 @@ def _apply_one(batch: Batch, i: int, hyper: Hyper, finite: Tensor, squared_norm:
 
     # projections
     precise = scalar_dtype(m.device)
-    projected_m, projected_g = mutual_projections(m.to(precise), g.to(precise), hyper.projections, hyper.xi)
-    residual = (projected_m - projected_g).to(m.dtype)
+    if batch.exchange is None:
+        projected_m, projected_g = mutual_projections(m.to(precise), g.to(precise), hyper.projections, hyper.xi)
+        residual = (projected_m - projected_g).to(m.dtype)
+    else:
+        a, b = _shared_coefficients(Gram(*reduced.sums[i]), batch, hyper, clip)
+        residual = (a * m.to(precise) + b * g.to(precise)).to(m.dtype)
 
     # variance; eps is added to the stored variance at every step: docs/numerics.md
     v = hyper.beta2 * _before(exp_avg_var) + (1 - hyper.beta2) * residual**2 + hyper.eps
@@ -91,6 +117,15 @@ def _apply_one(batch: Batch, i: int, hyper: Hyper, finite: Tensor, squared_norm:
     _write(batch.steps[i], step, update)
     if hyper.nonfinite == "skip":
         batch.skipped[i].add_(batch.counts_as_skipped(finite))
+
+
+def _shared_coefficients(gram: Gram, batch: Batch, hyper: Hyper, clip: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Coefficients of the residual from inner products over all ranks: of the raw gradient if the group clips."""
+    scale, l2 = torch.ones_like(gram.gg), 0.0
+    if clip is not None:
+        scale, l2 = true_gradient(hyper.sign * clip.to(gram.gg), batch), hyper.l2
+    products = rescaled_products(gram, scale, hyper.beta1, l2)
+    return residual_coefficients(products.dot, products.mm, products.gg, hyper.projections, hyper.xi)
 
 
 def true_gradient(grad: Tensor, batch: Batch) -> Tensor:

@@ -16,26 +16,35 @@ from torch.autograd.graph import increment_version
 
 from aida._step.hyper import Hyper
 from aida.backends import Batch
+from aida.backends.columns import POINTER_ROWS
 from aida.backends.library import describer
 
 _address = torch.Tensor.data_ptr
+
+#: The first rows of the pointer table: tensors with the parameter's shape, which kernels access 16 bytes at a time.
+SHAPED_ROWS = 4
 
 
 class PointerTable:
     """The addresses of a batch's tensors, in the order of ``POINTER_ROWS``, with their dtypes, shapes and strides.
 
     Kernels read raw addresses. So a change that a user made to a tensor since the last step (other memory,
-    another size or dtype) must be detected before the next step.
+    another size or dtype) must be detected before the next step. Layers of one parameter are at fixed distances, so
+    only the parameters are read.
     """
 
     def __init__(self, batch: Batch) -> None:
-        params, grads, *state = batch.tensor_lists()
+        whole = batch if batch.wholes is None else batch.wholes
+        params, grads, *state = whole.tensor_lists()
         self._params, self._state = params, list(chain(*state))
         self._gradient_row = slice(len(params), 2 * len(params))
         self._objects = array("Q", map(id, (*params, *grads, *self._state)))
-        self.addresses = array("Q", bytes(len(self._objects) * 8))
+        self._wholes = array("Q", bytes(len(self._objects) * 8))
+        self._distances = None if batch.wholes is None else _distances(batch)
+        self.addresses = array("Q", bytes(len(batch) * len(POINTER_ROWS) * 8))
         self._forms = self._read(grads)
         self._places = self._read_places()
+        self._locate_layers()
 
     def look(self, grads: list[Tensor]) -> bool:
         """Read all tensors again, with these gradients.
@@ -45,14 +54,26 @@ class PointerTable:
         """
         self._objects[self._gradient_row] = array("Q", map(id, grads))
         forms = self._read(grads)
-        return forms is not None and bool(forms == self._forms) and self._read_places() == self._places
+        if forms is None or forms != self._forms or self._read_places() != self._places:
+            return False
+        self._locate_layers()
+        return True
 
     def place_gradients(self, grads: list[Tensor]) -> None:
         """Replace the gradients' addresses, for example by those of copies in another memory order."""
-        self.addresses[self._gradient_row] = array("Q", map(_address, grads))
+        self._wholes[self._gradient_row] = array("Q", map(_address, grads))
+        self._locate_layers()
+
+    def _locate_layers(self) -> None:
+        if self._distances is None:
+            self.addresses = self._wholes
+            return
+        positions, distances = self._distances
+        wholes, layers = (torch.frombuffer(table, dtype=torch.int64) for table in (self._wholes, self.addresses))
+        torch.add(wholes[positions], distances, out=layers)
 
     def _read_places(self) -> array[int]:
-        return self.addresses[: self._gradient_row.start] + self.addresses[self._gradient_row.stop :]
+        return self._wholes[: self._gradient_row.start] + self._wholes[self._gradient_row.stop :]
 
     def _read(self, grads: list[Tensor]) -> Any:
         """Fill in the addresses. Returns a description of the tensors, or None if one has no memory."""
@@ -60,14 +81,29 @@ class PointerTable:
         try:
             if describe is not None:
                 forms = array("Q", bytes(len(self._objects) * 8))
-                return forms if describe(self._objects, self.addresses, forms) else None
+                return forms if describe(self._objects, self._wholes, forms) else None
             tensors = (*self._params, *grads, *self._state)
-            self.addresses = array("Q", map(_address, tensors))
-            if any(address == 0 and t.numel() for address, t in zip(self.addresses, tensors, strict=True)):
+            self._wholes = array("Q", map(_address, tensors))
+            if any(address == 0 and t.numel() for address, t in zip(self._wholes, tensors, strict=True)):
                 return None  # memory was freed
             return [(t.device, t.dtype, t.shape, t.stride()) for t in tensors]
         except RuntimeError:  # no memory: sparse, or on the meta device
             return None
+
+
+def _distances(batch: Batch) -> tuple[Tensor, Tensor]:
+    """For each row and layer, the position of the parameter's entry in the table and the distance from it in bytes."""
+    assert batch.wholes is not None
+    owner = [i for i, origin in enumerate(batch.origins) for _ in origin.layers.numbers]
+    positions, distances = [], []
+    for row, wholes in enumerate(batch.wholes.tensor_lists()):
+        # all tensors with the parameter's shape have its memory order when kernels read them
+        like = 0 if row < SHAPED_ROWS else row
+        starts = [whole.storage_offset() for whole in batch.wholes.tensor_lists()[like]]
+        for i, layer in zip(owner, batch.tensor_lists()[like], strict=True):
+            positions.append(row * len(wholes) + i)
+            distances.append((layer.storage_offset() - starts[i]) * wholes[i].element_size())
+    return torch.tensor(positions, device="cpu"), torch.tensor(distances, device="cpu")
 
 
 def value_rows(hypers: Iterable[Hyper]) -> array[float]:

@@ -29,10 +29,7 @@ from aida.backends.device_tables import (
 from aida.backends.launch import Plan
 from aida.backends.plans import APPLY_CHUNK, REDUCE_CHUNK, make_plan
 from aida.backends.staging import StagingBuffers
-from aida.backends.tables import is_dense, note_write, value_rows
-
-#: The first rows of the pointer table: tensors that kernels access 16 bytes at a time.
-WIDE_ROWS = 4
+from aida.backends.tables import SHAPED_ROWS, is_dense, note_write, value_rows
 
 #: Tables kept for sets of addresses that recur.
 POOL_SIZE = 4
@@ -73,14 +70,13 @@ class Triton:
 
     def apply(self, batch: Batch, reduced: Plan, squared_norm: Tensor | None) -> None:
         with _on(batch.device):
-            norm = reduced.squared_norm
-            if norm is not None and squared_norm is not None and squared_norm is not norm:
-                norm.copy_(squared_norm)  # the sum over several batches; the kernel reads it from here
+            if squared_norm is not None and squared_norm is not reduced.norm:
+                reduced.norm.copy_(squared_norm)  # the sum over several batches; the kernel reads it from here
             if reduced.coefficients is not None:
                 reduced.coefficients()
             if reduced.apply is not None:
                 reduced.apply()
-        note_write(batch.params)
+        note_write((batch.wholes or batch).params)
 
     # -- tables ----------------------------------------------------------------------------------
 
@@ -107,7 +103,7 @@ class Triton:
                 self._for_capture = make_capture_tables(batch, tables)
         # if nothing happens between the phases, the reduction can compute the coefficients, which saves a launch
         traits = batch.traits
-        merged = not traits.clips and not batch.may_abort
+        merged = not traits.clips and not batch.may_abort and batch.exchange is None
         if batch.grad_scale is not None or batch.found_inf is not None:
             return make_plan(batch, self._workspace, tables, merged)  # GradScaler passes other tensors at every step
         key = (merged, traits, tables.aligned)
@@ -152,7 +148,7 @@ class Triton:
         if same_place:  # a scheduler set lr, and no tensor moved
             self._send(tables.value_words, tables.after_addresses, reserved)
         else:
-            tables.aligned = reduce(or_, addresses[: WIDE_ROWS * len(batch)], 0) % 16 == 0
+            tables.aligned = reduce(or_, addresses[: SHAPED_ROWS * len(batch)], 0) % 16 == 0
             self._send(array("q", addresses.tobytes()) + tables.value_words, tables.buffer, reserved)
         tables.addresses, tables.values_generation, tables.lrs = addresses[:], batch.values_generation, lrs
         return tables

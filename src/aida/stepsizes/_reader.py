@@ -8,44 +8,19 @@ benchmarks/probe_cost.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aida.readings import Reading
 from aida.stepsizes import _histogram as histogram
-from aida.stepsizes._layers import Layer, blocks
-from aida.stepsizes._pieces import HostCopy, Slot, by_size, stretches
+from aida.stepsizes._pieces import HostCopy, Layer, Slot, blocks, by_size, stretches
 from aida.stepsizes._scales import ScaleReader
 
 #: A stepsize of at least this share of its bound counts as being at the bound.
 AT_BOUND = 0.99
-
-
-class Statistics(NamedTuple):
-    """Statistics of the stepsizes of one layer."""
-
-    mean: float
-    std: float
-    min: float
-    max: float
-    quantiles: tuple[tuple[float, float], ...]
-    bound: float | None
-    at_bound: float | None
-
-
-class _Piece(NamedTuple):
-    """Statistics of a piece of some layers, one number per layer, not yet on the host."""
-
-    layers: Sequence[int]  #: their numbers
-    sizes: Sequence[int]  #: elements of each layer in the piece
-    mean: Slot
-    variance: Slot
-    smallest: Slot
-    largest: Slot
-    at_bound: Slot
 
 
 class Reader:
@@ -64,7 +39,11 @@ class Reader:
         # the order statistics of the levels: (layers, levels)
         self._ranks = torch.outer(self._elements - 1, torch.tensor(levels, dtype=torch.float64)).long()
         self._bounds = [reading.bound(layer.group) for layer in layers]
-        self._pieces: list[_Piece] = []
+        # the pieces that were read: layer and size of each, and slots of their mean, variance, smallest and largest
+        # value, and number of elements at the bound
+        self._owners: list[int] = []
+        self._sizes: list[float] = []
+        self._slots: list[tuple[Slot, ...]] = []
         tables: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
         for block in blocks(layers):
             counts = self._read(block, scales)
@@ -77,31 +56,31 @@ class Reader:
             for owners, known in tables.values()
         ]
 
-    def statistics(self) -> list[Statistics]:
-        """The statistics of each layer."""
+    def statistics(self) -> list[dict[str, Any]]:
+        """The statistics of each layer, by the name of their field in a record."""
         if not self._layers:
             return []
-        owners = [number for piece in self._pieces for number in piece.layers]
-        sizes = torch.tensor([float(size) for piece in self._pieces for size in piece.sizes], dtype=torch.float64)
         means, variances, lows, highs, reached = (
-            torch.cat([slot.values for slot in slots])
-            for slots in zip(*(piece[2:] for piece in self._pieces), strict=True)
+            torch.cat([slot.values for slot in slots]) for slots in zip(*self._slots, strict=True)
         )
-        places = torch.tensor(owners)
+        owners, sizes = torch.tensor(self._owners), torch.tensor(self._sizes, dtype=torch.float64)
 
         def share(numbers: Tensor) -> Tensor:
             """Sum over the pieces of each layer, divided by the layer's number of elements."""
-            return torch.zeros_like(self._elements).index_add_(0, places, numbers) / self._elements
+            return torch.zeros_like(self._elements).index_add_(0, owners, numbers) / self._elements
 
         mean = share(sizes * means)
         # around the mean of the whole layer: a difference of squares would lose small variances, which matter here
-        std = share(sizes * (variances + (means - mean[places]) ** 2)).sqrt()
-        smallest, largest = _of_each(owners, lows, min), _of_each(owners, highs, max)
-        quantiles = self._quantiles(smallest, largest)
+        std = share(sizes * (variances + (means - mean[owners]) ** 2)).sqrt()
+        smallest = torch.full_like(mean, math.inf).scatter_reduce_(0, owners, lows, "amin")
+        largest = torch.full_like(mean, -math.inf).scatter_reduce_(0, owners, highs, "amax")
         shares = zip(self._bounds, share(reached).tolist(), strict=True)
-        at_bound = [None if bound is None else found for bound, found in shares]
-        numbers = (column.tolist() for column in (mean, std, smallest, largest))
-        return list(map(Statistics, *numbers, quantiles, self._bounds, at_bound))
+        columns = {
+            "mean": mean.tolist(), "std": std.tolist(), "min": smallest.tolist(), "max": largest.tolist(),
+            "quantiles": self._quantiles(smallest, largest), "bound": self._bounds,
+            "at_bound": [None if bound is None else found for bound, found in shares],
+        }  # fmt: skip
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _read(self, block: Sequence[int], scales: ScaleReader | None) -> list[Tensor]:
         """Enqueue the statistics of one of :func:`blocks`, and return its histograms."""
@@ -117,7 +96,7 @@ class Reader:
         for flat in stretches(columns):
             stepsize = self._reading.stepsize(flat[: len(keys)], step, group)
             sizes = [len(stepsize)] if len(block) == 1 else [layer.size for layer in layers]
-            self._pieces.append(self._piece(stepsize, block, sizes))
+            self._add_piece(stepsize, block, sizes)
             if self._levels:
                 found = histogram.count(stepsize, sizes)
                 counts = [table.add_(more) for table, more in zip(counts, found, strict=True)] if counts else found
@@ -125,7 +104,7 @@ class Reader:
                 scales.take(block, layers[0], flat[len(keys) :], stepsize, sizes)
         return counts
 
-    def _piece(self, stepsize: Tensor, block: Sequence[int], sizes: Sequence[int]) -> _Piece:
+    def _add_piece(self, stepsize: Tensor, block: Sequence[int], sizes: Sequence[int]) -> None:
         bound = self._bounds[block[0]]
         threshold = math.inf if bound is None else AT_BOUND * bound
         found = []
@@ -133,7 +112,9 @@ class Reader:
             variance, mean = torch.var_mean(rows, dim=1, correction=0)
             smallest, largest = torch.aminmax(rows, dim=1)
             found.append((mean, variance, smallest, largest, reached.sum(dim=1)))
-        return _Piece(block, sizes, *(self._copy.add(*numbers) for numbers in zip(*found, strict=True)))
+        self._owners += block
+        self._sizes += map(float, sizes)
+        self._slots.append(tuple(self._copy.add(*numbers) for numbers in zip(*found, strict=True)))
 
     def _quantiles(self, smallest: Tensor, largest: Tensor) -> list[tuple[tuple[float, float], ...]]:
         places = torch.zeros(*self._ranks.shape, 3, dtype=torch.float64)
@@ -141,11 +122,3 @@ class Reader:
             places[owners] = slot.values.view(-1, *places.shape[1:])
         values = histogram.values_at(self._ranks, places, smallest, largest)
         return [tuple(zip(self._levels, mine, strict=True)) for mine in values.tolist()]
-
-
-def _of_each(owners: Sequence[int], numbers: Tensor, choose: Callable[[float, float], float]) -> Tensor:
-    """Fold the numbers of each owner with ``choose``; owners are 0, 1, 2 and so on."""
-    found: dict[int, float] = {}
-    for owner, number in zip(owners, numbers.tolist(), strict=True):
-        found[owner] = choose(found.get(owner, number), number)
-    return torch.tensor([found[owner] for owner in range(len(found))], dtype=torch.float64)

@@ -10,35 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aida._step.hyper import Hyper, from_group
+from aida._step.sharding import is_dtensor
 from aida.backends import scalar_dtype
 from aida.optimizer import Aida
 from aida.rule import clip_coefficient, residual_coefficients
-from aida.stepsizes._layers import Layer
-from aida.stepsizes._pieces import HostCopy, Slot, by_size, own_shard
+from aida.stepsizes._pieces import HostCopy, Layer, Slot, by_size
 
+#: The paper's gamma and beta, in ``m^(K) - g^(K) = scale_m * m - scale_g * g``, and the cosine of m and g, which is
+#: None if one of them is zero: the names are those of a record's fields.
+Scales = dict[str, Any]
 
-class LayerScales(NamedTuple):
-    """The paper's gamma and beta, in ``m^(K) - g^(K) = of_m * m - of_g * g``, and the cosine of m and g."""
-
-    cosine: float | None  #: None if m or g is zero
-    of_m: float
-    of_g: float
-
-
-class _Products(NamedTuple):
-    """<m, g>, |m| and |g| over a piece of some layers, one number per layer; g is the gradient that the step used."""
-
-    layers: Sequence[int]  #: their numbers
-    hyper: Hyper
-    dot: Slot
-    m: Slot
-    g: Slot
+#: Of a layer that the step did not update, and of other optimizers.
+NO_SCALES: Scales = {"cosine": None, "scale_m": None, "scale_g": None}
 
 
 class ScaleReader:
@@ -46,7 +35,8 @@ class ScaleReader:
 
     def __init__(self, optimizer: Aida, copy: HostCopy) -> None:
         self._copy = copy
-        self._products: list[_Products] = []
+        # <m, g>, |m| and |g| over a piece of some layers, given by their numbers; g is the gradient that the step used
+        self._products: list[tuple[Sequence[int], Hyper, list[Slot]]] = []
         self._grad_scale: Tensor | None = getattr(optimizer, "grad_scale", None)
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         self._found_inf = None if found_inf is None else copy.add(found_inf.reshape(1))
@@ -54,14 +44,13 @@ class ScaleReader:
         self._squared_norm = self._total(optimizer.param_groups) if clips else None
 
     def columns(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
-        """The tensors of similar layers that :meth:`take` needs; none without gradients or for shards."""
-        first = layers[0].param
-        if first.grad is None or own_shard(first) is not first:
+        """The tensors of similar layers that :meth:`take` needs; none without gradients or their norm."""
+        hyper = from_group(layers[0].group)
+        gradients = [layer.grad.resolve_conj() for layer in layers if layer.grad is not None]
+        if not gradients or (hyper.clip_norm is not None and self._squared_norm is None):
             return []
         momenta = [layer.state["exp_avg"] for layer in layers]
-        params = [layer.param for layer in layers]
-        gradients = [param.grad.resolve_conj() for param in params if param.grad is not None]
-        return [momenta, gradients, params] if from_group(layers[0].group).l2 else [momenta, gradients]
+        return [momenta, gradients, [layer.param for layer in layers]] if hyper.l2 else [momenta, gradients]
 
     def take(
         self, layers: Sequence[int], like: Layer, flat: Sequence[Tensor], stepsize: Tensor, sizes: Sequence[int]
@@ -82,20 +71,26 @@ class ScaleReader:
             g = torch.add(g, before, alpha=hyper.l2)
         norm = partial(torch.linalg.vector_norm, dim=1)
         found = [(products.sum(dim=1), norm(ms), norm(gs)) for products, ms, gs in by_size(sizes, m * g, m, g)]
-        slots = (self._copy.add(*numbers) for numbers in zip(*found, strict=True))
-        self._products.append(_Products(layers, hyper, *slots))
+        slots = [self._copy.add(*numbers) for numbers in zip(*found, strict=True)]
+        self._products.append((layers, hyper, slots))
 
-    def scales(self) -> dict[int, LayerScales]:
+    def scales(self) -> dict[int, Scales]:
         """The scales of the layers that the step updated, by number. Layers with NaN or inf were skipped."""
-        if self._found_inf is not None and self._found_inf.value != 0:
+        if self._found_inf is not None and self._found_inf.values.item() != 0:
             return {}
         sums: dict[int, tuple[Hyper, float, float, float]] = {}
-        for layers, hyper, *slots in self._products:
+        for layers, hyper, slots in self._products:
             for number, dot, m, g in zip(layers, *(slot.values.tolist() for slot in slots), strict=True):
                 _, dots, mm, gg = sums.get(number, (hyper, 0.0, 0.0, 0.0))
                 sums[number] = hyper, dots + dot, mm + m**2, gg + g**2
-        found = {number: _layer_scales(*of_layer) for number, of_layer in sums.items()}
-        return {number: scales for number, scales in found.items() if scales is not None}
+        scales: dict[int, Scales] = {}
+        for number, (hyper, dot, mm, gg) in sums.items():
+            if math.isfinite(dot) and math.isfinite(mm) and math.isfinite(gg):
+                length = math.sqrt(mm) * math.sqrt(gg)
+                cosine = min(max(dot / length, -1.0), 1.0) if length else None
+                a, b = residual_coefficients(dot, mm, gg, hyper.projections, hyper.xi)
+                scales[number] = {"cosine": cosine, "scale_m": a, "scale_g": -b}
+        return scales
 
     def _scale(self, hyper: Hyper, like: Tensor) -> float | Tensor:
         """The factor of the gradient in the step: its sign, 1 / loss scale, clip coefficient."""
@@ -106,28 +101,17 @@ class ScaleReader:
             scale = scale * clip_coefficient(self._squared_norm.to(like.device), hyper.clip_norm)
         return scale.to(like.dtype) if isinstance(scale, Tensor) else scale
 
-    def _total(self, groups: Iterable[dict[str, Any]]) -> Tensor:
-        """The squared norm of all gradients that are clipped."""
-        total: Tensor | None = None
+    def _total(self, groups: Iterable[dict[str, Any]]) -> Tensor | None:
+        """The squared norm of all gradients that are clipped; None if other ranks have parts of them."""
+        squares: list[Tensor] = []
         for group in groups:
-            norms = [
-                torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32))
-                for p in group["params"]
-                if p.grad is not None and group["clip_norm"] is not None
-            ]
-            for norm in norms:
-                square = norm.real.to(scalar_dtype(norm.device)) ** 2
-                if group["nonfinite"] == "skip":
-                    square = torch.nan_to_num(square, nan=0.0, posinf=0.0)
-                total = square if total is None else total + square.to(total.device)
-        total = torch.zeros(()) if total is None else total
+            for p in group["params"] if group["clip_norm"] is not None else ():
+                if is_dtensor(p):
+                    return None
+                if p.grad is not None:
+                    norm = torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32))
+                    square = norm.real.to(scalar_dtype(norm.device)) ** 2
+                    skips = group["nonfinite"] == "skip"
+                    squares.append(torch.nan_to_num(square, nan=0.0, posinf=0.0) if skips else square)
+        total = torch.as_tensor(sum(square.to(squares[0].device) for square in squares))
         return total if self._grad_scale is None else total / self._grad_scale.to(total) ** 2
-
-
-def _layer_scales(hyper: Hyper, dot: float, mm: float, gg: float) -> LayerScales | None:
-    if not (math.isfinite(dot) and math.isfinite(mm) and math.isfinite(gg)):
-        return None
-    length = math.sqrt(mm) * math.sqrt(gg)
-    cosine = min(max(dot / length, -1.0), 1.0) if length else None
-    a, b = residual_coefficients(dot, mm, gg, hyper.projections, hyper.xi)
-    return LayerScales(cosine, of_m=a, of_g=-b)

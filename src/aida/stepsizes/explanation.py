@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida._step.hyper import from_group
+from aida._step.hyper import FLAG_KEYS, from_group
+from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layers_of
+from aida._step.sharding import is_dtensor, local
 from aida.backends.choice import kind_of
 from aida.catalog import catalog, reading_for
 from aida.optimizer import Aida
@@ -28,15 +30,21 @@ def explain(optimizer: Optimizer) -> str:
     lines = []
     for index, group in enumerate(optimizer.param_groups):
         elements = sum(p.numel() for p in group["params"])
+        values = (f"{key} {_short(value)}" for key, value in hyper_values(group).items() if value is not None)
         lines += [
             f"{method_of(optimizer)}, group {index}: {_counted(len(group['params']), 'tensor')}, {elements:,} elements",
-            f"  values        {_values(group)}",
+            f"  values        {', '.join(values)}",
             f"  stepsize      {reading.about}",
             f"  its bound     {_bound(reading, group)}",
             f"  eps           {reading.eps}",
             f"  weight decay  {reading.weight_decay(group)}",
             f"  path          {_path(optimizer, group)}",
         ]
+        keys = {key: group[key] for key in LAYER_KEYS if group.get(key) != ONE_LAYER_KEYS[key] and key in group}
+        if keys:
+            count = sum(layers_of(p, group).count for p in group["params"])
+            given = ", ".join(f"{key} {_short(value)}" for key, value in keys.items())
+            lines.append(f"  layers        {count}, each with its own projections ({given})")
     return "\n".join(lines)
 
 
@@ -48,12 +56,10 @@ def method_of(optimizer: Optimizer) -> str:
     return type(optimizer).__name__
 
 
-def hyper_values(group: Group) -> Iterator[tuple[str, Any]]:
-    """The hyper-parameters of a group, without parameters, names, and flags that only select a path."""
-    beside = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
-    for key, value in group.items():
-        if key not in beside and _is_plain(value):
-            yield key, value
+def hyper_values(group: Group) -> dict[str, Any]:
+    """The hyper-parameters of a group, without parameters, names, flags that only select a path, and layer keys."""
+    beside = {"params", "param_names", *FLAG_KEYS, *LAYER_KEYS}
+    return {key: value for key, value in group.items() if key not in beside and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:
@@ -62,10 +68,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _values(group: Group) -> str:
-    return ", ".join(f"{key} {_short(value)}" for key, value in hyper_values(group) if value is not None)
 
 
 def _short(value: Any) -> str:
@@ -91,13 +93,13 @@ def _bound(reading: Reading, group: Group) -> str:
 def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
     if not isinstance(optimizer, Aida):
         return _flags(group)
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     hyper = from_group(group)
     for p in group["params"]:
         # without a gradient, assume one like the parameter
-        kind = kind_of(p, p if p.grad is None else p.grad, group, hyper)
-        label = f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}"
-        kinds[label] = kinds.get(label, 0) + 1
+        kind = kind_of(local(p), local(p if p.grad is None else p.grad), group, hyper)
+        sharded = ", sharded" if is_dtensor(p) else ""
+        kinds[f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}{sharded}"] += 1
     return "; ".join(f"{label} ({_counted(number, 'tensor')})" for label, number in kinds.items())
 
 

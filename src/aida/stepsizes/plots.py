@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,21 +27,13 @@ _NAMES: dict[Statistic, str] = {"mean": "layerwise mean", "std": "layerwise stan
 _NAMED = 12
 
 
-@dataclass(frozen=True)
-class PaperFigure:
-    """One of the paper's figures: its statistic and its methods."""
-
-    name: str
-    statistic: Statistic
-    methods: tuple[str, ...]
-
-
-PAPER_FIGURES = (
-    PaperFigure("figure-1", "mean", ("Adam", "AdaBelief", "Aida")),
-    PaperFigure("figure-2", "std", ("Adam", "AdaBelief", "Aida")),
-    PaperFigure("figure-3", "mean", ("AdaBelief*", "AdaBelief")),
-    PaperFigure("figure-adam-plus", "mean", ("Adam", "Adam+")),
-)
+#: The paper's figures: the statistic and the methods of each.
+PAPER_FIGURES: dict[str, tuple[Statistic, tuple[str, ...]]] = {
+    "figure-1": ("mean", ("Adam", "AdaBelief", "Aida")),
+    "figure-2": ("std", ("Adam", "AdaBelief", "Aida")),
+    "figure-3": ("mean", ("AdaBelief*", "AdaBelief")),
+    "figure-adam-plus": ("mean", ("Adam", "Adam+")),
+}
 
 
 def draw(logs: Sequence[StepsizeLog], statistics: Sequence[Statistic] = ("mean",)) -> Figure:
@@ -71,10 +62,10 @@ def draw_paper_figures(logs: Iterable[StepsizeLog], folder: str | os.PathLike[st
     for log in logs:
         found.setdefault(log.method, []).append(log)
     written: list[Path] = []
-    for wanted in PAPER_FIGURES:
-        if all(method in found for method in wanted.methods):
-            runs = [log for method in wanted.methods for log in found[method]]
-            written += save(draw(runs, (wanted.statistic,)), Path(folder) / wanted.name)
+    for name, (statistic, methods) in PAPER_FIGURES.items():
+        if all(method in found for method in methods):
+            runs = [log for method in methods for log in found[method]]
+            written += save(draw(runs, (statistic,)), Path(folder) / name)
     return written
 
 
@@ -124,7 +115,8 @@ def _title(log: StepsizeLog, statistic: Statistic) -> str:
     if isinstance(hyper.get("eps"), (int, float)):
         words.append(f"eps = {hyper['eps']:g}")
     title = literal(", ".join(words))
-    ends = [getattr(record, statistic) for record in _weights(log) if record.step == _weights(log)[-1].step]
+    weights = _weights(log)
+    ends = [getattr(record, statistic) for record in weights if record.step == weights[-1].step]
     if statistic == "std":
         title += f"\nmedian layer: {median(ends):.3g}"
     elif min(ends) > 0:

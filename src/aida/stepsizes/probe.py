@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from aida._step.layers import ONE_LAYER_KEYS, layer_label, layers_of
+from aida._step.sharding import is_dtensor, local
 from aida.catalog import reading_for
 from aida.optimizer import Aida
 from aida.readings import Reading
-from aida.stepsizes._counters import StepCounters
-from aida.stepsizes._layers import Layer
-from aida.stepsizes._pieces import HostCopy, Slot, own_size
-from aida.stepsizes._reader import Reader, Statistics
-from aida.stepsizes._scales import LayerScales, ScaleReader
+from aida.stepsizes._pieces import HostCopy, Layer, Slot, StepCounters
+from aida.stepsizes._reader import Reader
+from aida.stepsizes._scales import NO_SCALES, ScaleReader
 from aida.stepsizes.explanation import hyper_values, method_of
 from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
 
 
-class StepsizeProbe:
+class StepsizeProbe(AbstractContextManager["StepsizeProbe"]):
     """Measures an optimizer's stepsizes after every ``every``-th step and passes the records to a sink.
 
     The probe attaches itself to the optimizer, so the training loop does not change. It only reads the state and
     draws no random numbers, so the results of the run do not change either. Statistics are computed on the
     parameters' device, over pieces of at most 4 million elements, and copied to the host at once. A second copy is
-    needed if step counters on the device are not as expected: at first, and after a skipped step.
+    needed if step counters on the device are not as expected: after a skipped step, or one that the probe missed.
 
     Hooks do not run while a CUDA graph is replayed or inside a compiled step: call :meth:`measure` between
-    the replays. An optimizer without stepsizes per element (SGD, Fromage) gives no records. For a sharded tensor
-    (DTensor) each rank measures its own shard.
+    the replays. An optimizer without stepsizes per element (SGD, Fromage) gives no records. If a
+    parameter has several layers (``layer_dims``, ``split_sizes``), each has its record. For a sharded tensor
+    (DTensor) each rank measures its own shard, without the cosine and the scales.
 
     Args:
         optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
@@ -99,9 +101,9 @@ class StepsizeProbe:
             Measurement or None: the records, or None if there is nothing to measure.
         """
         self.step = self.step if step is None else step
-        records, right = self._read()
-        if not right:  # a step was skipped, or taken without the hook; now the counters are known
-            records, _ = self._read()
+        records = self._read()
+        if records is None:  # a step was skipped, or taken without the hook; now the counters are known
+            records = self._read()
         if not records:
             return None
         self.last = Measurement(records, summarise(records))
@@ -115,62 +117,75 @@ class StepsizeProbe:
         """Detach from the optimizer."""
         self._handle.remove()
 
-    def __enter__(self) -> StepsizeProbe:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self) -> tuple[tuple[LayerStepsizes, ...], bool]:
-        """The records of all layers, and whether the expected step counters were right."""
+    def _read(self) -> tuple[LayerStepsizes, ...] | None:
+        """The records of all layers, or None if the predicted step counters were wrong."""
         copy = HostCopy()
         layers = self._layers(copy)
         scales = ScaleReader(self._optimizer, copy) if isinstance(self._optimizer, Aida) else None
-        slots = [_hyper_slots(group, copy) for group in self._optimizer.param_groups]
+        hypers = list(map(hyper_values, self._optimizer.param_groups))
+        slots = _mapped(hypers, Tensor, lambda tensor: copy.add(tensor.reshape(1)))
         reader = Reader(layers, self._reading, self._quantiles, copy, scales)
         copy.fetch()
         if not self._counters.confirm():
-            return (), False
-        hypers = [{key: _on_host(value) for key, value in group.items()} for group in slots]
+            return None
+        hypers = _mapped(slots, Slot, lambda slot: slot.values.item())
         projected = {} if scales is None else scales.scales()
-        records = (
-            self._record(layer, found, hypers[layer.group_index], projected.get(number))
+        return tuple(
+            LayerStepsizes(
+                step=self.step,
+                layer=layer.name,
+                method=self._method,
+                group=layer.group_index,
+                shape=layer.shape,
+                elements=layer.size,
+                **found,
+                **projected.get(number, NO_SCALES),
+                hyper=hypers[layer.group_index],
+            )
             for number, (layer, found) in enumerate(zip(layers, reader.statistics(), strict=True))
         )
-        return tuple(records), True
 
     def _layers(self, copy: HostCopy) -> list[Layer]:
-        """The named parameters that have state and have taken a step."""
+        """The layers of the named parameters that have state and have taken a step."""
         if self._reading.stepsize is None:
             return []
         state, groups = self._optimizer.state, self._optimizer.param_groups
         needed = [{"step", *self._reading.keys(group)} for group in groups]
         where = {p: index for index, group in enumerate(groups) for p in group["params"]}
-        found = []
+        found: list[Layer] = []
         for p, name in self._names.items():
             index, mine = where.get(p), state.get(p)
-            if index is not None and mine is not None and mine.keys() >= needed[index] and (size := own_size(p)):
-                found.append((name, p, size, mine, index, groups[index]))
-        steps = self._counters.guess([one[1] for one in found], [one[3]["step"] for one in found], self.step, copy)
+            if index is not None and mine is not None and mine.keys() >= needed[index] and local(p).numel():
+                found += _layers_of(name, p, mine, index, groups[index])
+        names, counters = [layer.name for layer in found], [layer.state["step"] for layer in found]
+        steps = self._counters.predict(names, counters, self.step, copy)
         # Aida creates the state of a tensor even if it then skips the step: there is no stepsize yet
-        return [Layer(*one, step) for one, step in zip(found, steps, strict=True) if step >= 1]
+        return [layer._replace(step=step) for layer, step in zip(found, steps, strict=True) if step >= 1]
 
-    def _record(
-        self, layer: Layer, found: Statistics, hyper: Mapping[str, Any], scales: LayerScales | None
-    ) -> LayerStepsizes:
-        return LayerStepsizes(
-            step=self.step,
-            layer=layer.name,
-            method=self._method,
-            group=layer.group_index,
-            shape=tuple(layer.param.shape),
-            elements=layer.size,
-            **found._asdict(),
-            cosine=None if scales is None else scales.cosine,
-            scale_m=None if scales is None else scales.of_m,
-            scale_g=None if scales is None else scales.of_g,
-            hyper=hyper,
-        )
+
+def _layers_of(name: str, p: Tensor, state: Mapping[str, Any], index: int, group: dict[str, Any]) -> Iterator[Layer]:
+    """The layers of one parameter that have elements on this rank; their steps are not known yet."""
+    layers = layers_of(p, {**ONE_LAYER_KEYS, **group})
+    count = len(layers.numbers)
+    params = layers.views(local(p))
+    grads = [None] * count if p.grad is None or is_dtensor(p) else layers.views(p.grad)
+    mine: list[dict[str, Any]] = [{} for _ in range(count)]
+    for key, value in state.items():
+        if key == "step":
+            parts = layers.counters(local(value))
+        elif isinstance(value, Tensor) and value.shape == p.shape:
+            parts = layers.views(local(value))
+        else:
+            continue
+        for known, part in zip(mine, parts, strict=True):
+            known[key] = part
+    for number, param, grad, known in zip(layers.numbers, params, grads, mine, strict=True):
+        if size := param.numel() * (2 if p.is_complex() else 1):
+            shape = layers.shape_of(p, number)
+            yield Layer(layer_label(name, layers, number), shape, param, grad, size, known, index, group, 0)
 
 
 def _named(named_parameters: Iterable[tuple[str, Tensor]], weights_only: bool) -> dict[Tensor, str]:
@@ -186,18 +201,10 @@ def _named(named_parameters: Iterable[tuple[str, Tensor]], weights_only: bool) -
     return {p: name for name, p in named if not weights_only or p.ndim >= 2}
 
 
-def _hyper_slots(group: Mapping[str, Any], copy: HostCopy) -> dict[str, Any]:
-    """The group's hyper-parameters, with a slot in place of each tensor."""
-
-    def slotted(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return tuple(map(slotted, value))
-        return copy.add(value.reshape(1)) if isinstance(value, Tensor) else value
-
-    return {key: slotted(value) for key, value in hyper_values(group)}
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_on_host, value))
-    return value.value if isinstance(value, Slot) else value
+def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to everything of one kind in nested tuples, lists and dicts; lists become tuples."""
+    if isinstance(value, dict):
+        return {key: _mapped(part, kind, function) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(_mapped(part, kind, function) for part in value)
+    return function(value) if isinstance(value, kind) else value

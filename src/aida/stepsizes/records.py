@@ -58,13 +58,12 @@ class Measurement:
 def summarise(layers: Sequence[LayerStepsizes]) -> AcrossLayers:
     """The spread and the share at the bound over the layers of one measurement."""
     means = [layer.mean for layer in layers]
-    bounded = [layer for layer in layers if layer.at_bound is not None]
-    at_bound = sum(layer.at_bound * layer.elements for layer in bounded if layer.at_bound is not None)
+    shares = [(layer.at_bound, layer.elements) for layer in layers if layer.at_bound is not None]
     return AcrossLayers(
         step=layers[0].step,
         method=layers[0].method,
         layers=len(layers),
         elements=sum(layer.elements for layer in layers),
         spread=max(means) / min(means) if min(means) > 0 else math.inf,
-        at_bound=at_bound / sum(layer.elements for layer in bounded) if bounded else None,
+        at_bound=sum(share * n for share, n in shares) / sum(n for _, n in shares) if shares else None,
     )

@@ -8,17 +8,18 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Record
 
-#: Fields that JSON keeps as lists and a record as tuples.
-_TUPLES = ("shape", "quantiles")
+#: What null stands for: JSON has no numbers that are not finite.
+_NULLS = {"spread": math.inf, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
 
 
-class JsonLines:
+class JsonLines(AbstractContextManager["JsonLines"]):
     """Sink that appends one JSON line per record to a file, and flushes it after each measurement.
 
     If a crash cut the last line short, writing continues on a new line, so that at most one line is lost.
@@ -43,9 +44,6 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> JsonLines:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -153,23 +151,17 @@ def _jsonable(value: Any) -> Any:
 
 def _record(fields: dict[str, Any]) -> Record:
     """The record in a line; raises ValueError or similar if the line is no record."""
+    fields.update({name: value for name, value in _NULLS.items() if name in fields and fields[name] is None})
     record: Record
     if "layer" not in fields:
-        if fields["spread"] is None:
-            fields["spread"] = math.inf
         record = AcrossLayers(**fields)
         numbers = [record.layers, record.elements, record.spread]
     else:
-        for name in _TUPLES:
-            fields[name] = _tupled(fields[name])
-        fields["hyper"] = {key: _tupled(value) for key, value in fields["hyper"].items()}
-        for name in ("mean", "std", "min", "max"):
-            if fields[name] is None:
-                fields[name] = math.nan
+        fields.update({name: _tupled(fields[name]) for name in ("shape", "quantiles", "hyper")})
         record = LayerStepsizes(**fields)
         numbers = [record.elements, record.mean, record.std, record.min, record.max, record.bound or 0.0]
-        if not _is_name(record.layer) or not isinstance(record.shape, tuple):
-            raise ValueError("the layer has no name or no shape")
+        if not _is_name(record.layer) or not isinstance(record.shape, tuple) or not isinstance(record.hyper, dict):
+            raise ValueError("the layer has no name, no shape or no hyper-parameters")
     if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
         raise ValueError("a field is not a number, or not a name")
     if type(record.step) is not int or not 0 <= record.step < 2**53:
@@ -186,4 +178,6 @@ def _is_name(value: Any) -> bool:
 
 
 def _tupled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tupled(part) for key, part in value.items()}
     return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import time
@@ -15,6 +16,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 LIMIT = 300.0  #: seconds until processes that wait for one another are given up
+#: Imported once, by the server from which all processes are forked: importing torch takes seconds on a busy machine.
+PRELOAD = (
+    "pytest",
+    "aida",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 
 
 @dataclass(frozen=True)
@@ -25,14 +34,15 @@ class Refused:
     words: str
 
 
-def together(*works: Callable[[], Any], ranks: int = 2) -> list[tuple[Any, ...]]:
+def together(*works: Callable[[], Any], ranks: int = 2, limit: float = LIMIT) -> list[tuple[Any, ...]]:
     """For each function what it returned in each process, or :class:`Refused`; a process that dies fails the test."""
+    multiprocessing.set_forkserver_preload(list(PRELOAD))
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.start_processes(_one, (works, ranks, folder), nprocs=ranks, join=False, start_method="spawn")
-        end = time.monotonic() + LIMIT
+        context = mp.start_processes(_one, (works, ranks, folder), nprocs=ranks, join=False, start_method="forkserver")
+        end = time.monotonic() + limit
         try:
             while not context.join(timeout=1.0):
-                assert time.monotonic() < end, f"the processes did not end within {LIMIT:.0f} s"
+                assert time.monotonic() < end, f"the processes did not end within {limit:.0f} s"
         finally:
             for process in context.processes:
                 process.kill()
@@ -47,6 +57,8 @@ def _one(rank: int, works: Sequence[Callable[[], Any]], ranks: int, folder: str)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "DS_ACCELERATOR": "cpu"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.save([_outcome(work) for work in works], Path(folder, str(rank)))
+    while not all(Path(folder, str(other)).exists() for other in range(ranks)):
+        time.sleep(0.05)  # gloo may abort a process whose peer has exited
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
