@@ -1,24 +1,18 @@
-"""AdaBelief, and AdaBelief*: the same without eps in the stored variance.
-
-AdaBelief is version 0.0.5 of its authors' code, which produced the published results, and the rule of
-its paper: eps is in the stored variance and outside the root. The Aida paper uses AdaBelief* to study
-the effect of the inner eps.
-"""
+"""AdaBelief, and AdaBelief*, with which the Aida paper studies the effect of eps in the stored variance."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from aida.baselines.adam_like import AdamLike, descend
+from aida.baselines.contract import Baseline, Bucket
 from aida.catalog import AIDA_PAPER, Entry, Paper
-from aida.readings import Group, both_eps, outer_eps
+from aida.readings import both_eps, outer_eps
 
 
-class AdaBelief(AdamLike):
-    """Adam with the variance of the gradient around its running mean; arguments as for :class:`AdamLike`.
+class AdaBelief(Baseline):
+    """Adam with the variance of the gradient around its running mean; arguments as for :class:`Baseline`.
 
     With gradient ``g``::
 
@@ -31,22 +25,22 @@ class AdaBelief(AdamLike):
     #: Whether eps enters the stored variance.
     inner_eps: ClassVar[bool] = True
 
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avgs, exp_avg_vars = state["exp_avg"], state["exp_avg_var"]
+    def update(self, bucket: Bucket) -> None:
+        beta1, beta2 = bucket.group["betas"]
+        exp_avgs, exp_avg_vars = bucket.state["exp_avg"], bucket.state["exp_avg_var"]
 
         # moments
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        torch._foreach_lerp_(exp_avgs, bucket.grads, 1 - beta1)
 
         # variance
-        residuals = torch._foreach_sub(grads, exp_avgs)
+        residuals = torch._foreach_sub(bucket.grads, exp_avgs)
         torch._foreach_mul_(exp_avg_vars, beta2)
         torch._foreach_addcmul_(exp_avg_vars, residuals, residuals, value=1 - beta2)
         if self.inner_eps:
-            torch._foreach_add_(exp_avg_vars, group["eps"])
+            torch._foreach_add_(exp_avg_vars, bucket.group["eps"])
 
         # parameters
-        descend(params, exp_avgs, exp_avg_vars, state["step"], group)
+        bucket.adam_step("exp_avg_var")
 
 
 class AdaBeliefStar(AdaBelief):
@@ -67,7 +61,7 @@ ENTRIES = [
             "2010.07468",
         ),
         rule="s = beta2 s + (1 - beta2)(g - m)^2 + eps; p -= lr m^ / (sqrt(s^) + eps)",
-        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        defaults=AdaBelief.hyper,
         reading=both_eps("exp_avg_var"),
         notes=(
             "Version 0.0.5 of the authors' code, which produced the published results: L2, no rectification. Later "
@@ -80,7 +74,7 @@ ENTRIES = [
         optimizer=AdaBeliefStar,
         paper=AIDA_PAPER,
         rule="s = beta2 s + (1 - beta2)(g - m)^2; p -= lr m^ / (sqrt(s^) + eps)",
-        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        defaults=AdaBeliefStar.hyper,
         reading=outer_eps("exp_avg_var"),
         notes=(
             "Appendix A of the Aida paper: AdaBelief without eps in the stored variance. Only the paper's figures "

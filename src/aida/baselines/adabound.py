@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
-from aida.baselines.adam_like import update_moments
-from aida.baselines.contract import Baseline, check_positive, counted, learning_rate, per_tensor
+from aida.baselines.contract import Baseline, Bucket, check_positive
 from aida.catalog import Entry, Paper
-from aida.readings import Group, Reading, decay_in_words, exact
+from aida.readings import Group, Reading, exact
 
 
 class AdaBound(Baseline):
@@ -30,33 +28,11 @@ class AdaBound(Baseline):
         gamma: how fast the bounds converge.
         base_lr: the lr that ``final_lr`` belongs to, so that a schedule scales both; None takes the lr of
             the group when it is added, and stores it in the group.
-        others: as for :class:`aida.baselines.adam_like.AdamLike`.
+        others: as for :class:`Baseline`.
     """
 
-    moments = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        final_lr: float = 0.1,
-        gamma: float = 1e-3,
-        base_lr: float | None = None,
-        decoupled_weight_decay: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "final_lr": final_lr,
-            "gamma": gamma, "base_lr": base_lr, "decoupled_weight_decay": decoupled_weight_decay,
-            "maximize": maximize, "foreach": foreach, "capturable": capturable,
-        }  # fmt: skip
-        super().__init__(params, defaults)
+    hyper: ClassVar = {**Baseline.hyper, "final_lr": 0.1, "gamma": 1e-3}
+    options: ClassVar = {"base_lr": None, **Baseline.options}
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -71,23 +47,23 @@ class AdaBound(Baseline):
         if group["base_lr"] is None:
             group["base_lr"] = float(group["lr"])
 
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
-        stepsizes, lowers, uppers = _scalars(state["step"], group, params[0].dtype)
+    def update(self, bucket: Bucket) -> None:
+        beta1, beta2 = bucket.group["betas"]
+        t, lr = bucket.t, bucket.lr
+        lower, upper = bounds(t, bucket.group)
 
         # moments and variance
-        update_moments(exp_avgs, exp_avg_sqs, grads, beta1, beta2)
+        bucket.update_moments(beta1, beta2)
 
         # parameters
-        factors = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_add_(factors, group["eps"])
+        factors = torch._foreach_sqrt(bucket.state["exp_avg_sq"])
+        torch._foreach_add_(factors, bucket.group["eps"])
         torch._foreach_reciprocal_(factors)
-        torch._foreach_mul_(factors, stepsizes)
-        torch._foreach_clamp_min_(factors, lowers)
-        torch._foreach_clamp_max_(factors, uppers)
-        torch._foreach_mul_(factors, exp_avgs)
-        torch._foreach_sub_(params, factors)
+        torch._foreach_mul_(factors, bucket.each(lr * (1 - beta2**t).sqrt() / (1 - beta1**t)))
+        torch._foreach_clamp_min_(factors, bucket.each(lr * lower))
+        torch._foreach_clamp_max_(factors, bucket.each(lr * upper))
+        torch._foreach_mul_(factors, bucket.state["exp_avg"])
+        torch._foreach_sub_(bucket.params, factors)
 
 
 def bounds(t: Tensor, group: Group) -> tuple[Tensor, Tensor]:
@@ -95,15 +71,6 @@ def bounds(t: Tensor, group: Group) -> tuple[Tensor, Tensor]:
     final = group["final_lr"] / group["base_lr"]
     gamma = group["gamma"]
     return final * (1 - 1 / (gamma * t + 1)), final * (1 + 1 / (gamma * t))
-
-
-def _scalars(steps: list[Tensor], group: Group, dtype: torch.dtype) -> tuple[list[Any], list[Any], list[Any]]:
-    beta1, beta2 = group["betas"]
-    t = counted(steps)
-    lr = learning_rate(group)
-    lower, upper = bounds(t, group)
-    stepsize = lr * (1 - beta2**t).sqrt() / (1 - beta1**t)
-    return per_tensor(stepsize, dtype), per_tensor(lr * lower, dtype), per_tensor(lr * upper, dtype)
 
 
 def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
@@ -136,13 +103,10 @@ ENTRIES = [
             "p -= clamp(lr sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v) + eps), "
             "f (1 - 1 / (gamma t + 1)), f (1 + 1 / (gamma t))) m, f = final_lr lr / base_lr"
         ),
-        defaults={
-            "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "final_lr": 0.1, "gamma": 1e-3,
-        },
+        defaults=AdaBound.hyper,
         reading=Reading(
             about="the clamped factor of m, divided by lr / (1 - beta1**t)",
             eps="outside: added to the root of the second moment, before bias correction and clamping",
-            weight_decay=decay_in_words,
             keys=lambda group: ("exp_avg_sq",),
             stepsize=_stepsize,
             bound=_bound,
@@ -152,4 +116,4 @@ ENTRIES = [
             "group and saved."
         ),
     ),
-]  # fmt: skip
+]

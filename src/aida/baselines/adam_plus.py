@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from aida.baselines.adam_like import AdamLike, descend, update_moments
+from aida.baselines.contract import Baseline, Bucket
 from aida.catalog import AIDA_PAPER, Entry
-from aida.readings import Group, both_eps
+from aida.readings import both_eps
 
 
-class AdamPlus(AdamLike):
-    """Adam with eps in both places (appendix B of the Aida paper); arguments as for :class:`AdamLike`.
+class AdamPlus(Baseline):
+    """Adam with eps in both places (appendix B of the Aida paper); arguments as for :class:`Baseline`.
 
     With gradient ``g``::
 
@@ -20,17 +19,13 @@ class AdamPlus(AdamLike):
         p = p - lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + eps)
     """
 
-    moments = ("exp_avg", "exp_avg_sq")
-
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-
+    def update(self, bucket: Bucket) -> None:
         # moments and variance
-        update_moments(state["exp_avg"], state["exp_avg_sq"], grads, beta1, beta2)
-        torch._foreach_add_(state["exp_avg_sq"], group["eps"])
+        bucket.update_moments(*bucket.group["betas"])
+        torch._foreach_add_(bucket.state["exp_avg_sq"], bucket.group["eps"])
 
         # parameters
-        descend(params, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+        bucket.adam_step()
 
 
 ENTRIES = [
@@ -40,7 +35,7 @@ ENTRIES = [
         optimizer=AdamPlus,
         paper=AIDA_PAPER,
         rule="v = beta2 v + (1 - beta2) g^2 + eps; p -= lr m^ / (sqrt(v^) + eps)",
-        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        defaults=AdamPlus.hyper,
         reading=both_eps("exp_avg_sq"),
         notes=(
             "Appendix B of the Aida paper: Adam with eps added to its second moment at every step. Only the paper's "

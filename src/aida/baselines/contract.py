@@ -1,36 +1,21 @@
-"""What all baselines share: parameter groups, checks, state, checkpoints, closures, weight decay.
+"""What all baselines share: arguments, parameter groups, checks, state, checkpoints, closures, weight decay.
 
-A method's own file holds its hyper-parameters, the names of its state and its update over lists of
-tensors. An update gets parameters and gradients as real tensors in the state's dtype, with ``maximize``
-and weight decay already applied. It changes parameters and state in place and leaves gradients alone.
+A method's own file holds its hyper-parameters, the names of its state and its update of a :class:`Bucket`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from aida._step import group_rules as rules
 from aida._step.checkpoint import StateSchema
-from aida._step.group_rules import (
-    STATE_DTYPES,
-    check_betas,
-    check_capture,
-    check_eps,
-    check_given,
-    check_lr,
-    check_names,
-    check_param,
-    check_weight_decay,
-    drop_duplicates,
-    is_finite,
-    is_plain,
-    traced,
-)
 from aida._step.refusals import check_whole
 from aida.readings import Group, exact
 
@@ -38,73 +23,153 @@ from aida.readings import Group, exact
 #: takes 64 KiB, so that the temporaries of one operation are still in its cache for the next.
 BUCKET, CPU_BUCKET = 1 << 24, 1 << 14
 
+#: Arguments that may be given without their names.
+POSITIONAL = ("params", "lr", "betas", "eps", "weight_decay")
+
+#: The rules of hyper-parameters that several methods have.
+CHECKS = {
+    "lr": rules.check_lr,
+    "betas": rules.check_betas,
+    "eps": rules.check_eps,
+    "weight_decay": rules.check_weight_decay,
+}
+
 #: Flags that choose the path or the sign; a checkpoint may lack them.
 FLAGS: dict[str, Any] = {"maximize": False, "foreach": None, "capturable": False}
 
 
-class Baseline(Optimizer):
-    """The base class of a method, which defines :meth:`update`, its state and its hyper-parameters."""
+class Bucket(NamedTuple):
+    """Tensors of one group and device that are updated together: real, and in the dtype of their state.
 
+    An update changes parameters and moments in place, and leaves gradients alone.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]  #: with ``maximize`` and L2 decay applied
+    state: dict[str, list[Tensor]]  #: the counters already count this step
+    group: Group
+    lr: float | Tensor  #: with ``capturable`` a tensor if the group has one, so that the step does not synchronize
+
+    @property
+    def t(self) -> Tensor:
+        """The steps of all tensors in float64, for the numbers of an update."""
+        return exact(torch.stack(self.state["step"]))
+
+    def each(self, values: Tensor) -> list[Any]:
+        """One number per tensor, as list operations take them: floats, or tensors that stay on the device."""
+        # a compiled step that read the numbers would keep those of its first run; a FakeTensor has none
+        if values.device.type == "cpu" and not torch.compiler.is_compiling() and rules.is_plain(values):
+            return values.tolist()
+        return list(values.to(self.params[0].dtype).unbind())
+
+    def update_moments(self, beta1: float, beta2: float) -> None:
+        """``m = beta1 * m + (1 - beta1) * g`` and ``v = beta2 * v + (1 - beta2) * g**2``."""
+        torch._foreach_lerp_(self.state["exp_avg"], self.grads, 1 - beta1)
+        torch._foreach_mul_(self.state["exp_avg_sq"], beta2)
+        torch._foreach_addcmul_(self.state["exp_avg_sq"], self.grads, self.grads, value=1 - beta2)
+
+    def adam_step(self, variance: str = "exp_avg_sq") -> None:
+        """``p = p - lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + eps)``; ``variance`` names v."""
+        beta1, beta2 = self.group["betas"]
+        t = self.t
+        denominators = torch._foreach_sqrt(self.state[variance])
+        torch._foreach_div_(denominators, self.each((1 - beta2**t).sqrt()))
+        torch._foreach_add_(denominators, self.group["eps"])
+        self.descend(denominators, self.lr / (1 - beta1**t))
+
+    def descend(self, denominators: list[Tensor] | tuple[Tensor, ...], stepsizes: Tensor) -> None:
+        """``p = p - stepsize * m / denominator``; overwrites the denominators."""
+        torch._foreach_reciprocal_(denominators)
+        torch._foreach_mul_(denominators, self.state["exp_avg"])
+        torch._foreach_mul_(denominators, self.each(stepsizes))
+        torch._foreach_sub_(self.params, denominators)
+
+
+class Baseline(Optimizer):
+    """The base class of a method, which defines :meth:`update`, its hyper-parameters and its state.
+
+    A method has these arguments, unless it says otherwise. Those after ``weight_decay`` are keyword-only.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for any torch optimizer.
+        lr: learning rate; a one-element tensor, with ``capturable=True``, to change it in a CUDA graph.
+        betas: decay rates of the first and second moment.
+        eps: keeps the adaptive stepsize finite; its place in the update depends on the method.
+        weight_decay: L2, or decoupled as in AdamW with ``decoupled_weight_decay=True``.
+        maximize: ascend instead of descend.
+        foreach: False updates one tensor at a time; True and None update lists of tensors.
+        capturable: keep the step counter on the device, so that a CUDA graph can capture the step.
+    """
+
+    #: Hyper-parameters with their defaults, as the catalog lists them.
+    hyper: ClassVar[dict[str, Any]] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    #: Other arguments with their defaults. Those of :data:`FLAGS` follow.
+    options: ClassVar[dict[str, Any]] = {"decoupled_weight_decay": False}
     #: State tensors of the parameter's shape.
-    moments: ClassVar[tuple[str, ...]] = ()
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     #: State with one number per parameter.
     counters: ClassVar[tuple[str, ...]] = ("step",)
     #: Whether the update of an element depends on the whole layer, so that a shard cannot be updated alone.
     layerwise: ClassVar[bool] = False
+    #: What ``inspect.signature`` and ``help`` show, and what a checkpoint must hold.
+    __signature__: ClassVar[Signature]
+    schema: ClassVar[StateSchema]
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    def __init_subclass__(cls) -> None:
+        by_position, by_name = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+        arguments = {"params": Parameter.empty, **cls.hyper, **cls.options, **FLAGS}
+        cls.__signature__ = Signature(
+            [
+                Parameter(name, by_position if name in POSITIONAL else by_name, default=value)
+                for name, value in arguments.items()
+            ]
+        )
+        keys, group_keys = (*cls.counters, *cls.moments), (*cls.hyper, *cls.options)
+        cls.schema = StateSchema(owner=cls.__name__, keys=keys, moments=cls.moments, group_keys=group_keys)
+
+    def __init__(self, params: ParamsT, *positional: Any, **named: Any) -> None:
+        try:
+            given = self.__signature__.bind(params, *positional, **named)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
+        given.apply_defaults()
+        _, *hyper = given.arguments.items()
+        defaults = dict(hyper)
         self.check(defaults)
         super().__init__(params, defaults)
 
     # -- what a method defines -------------------------------------------------------------------
 
     @abstractmethod
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        """Take the method's step for tensors on one device; ``state["step"]`` already counts it."""
+    def update(self, bucket: Bucket) -> None:
+        """Take the method's step. Decoupled weight decay is already applied."""
 
     def check(self, group: Group) -> None:
         """Raise ValueError for a bad value; a method adds the rules of its own hyper-parameters."""
-        check_lr(group)
-        if "betas" in group:
-            check_betas(group)
-            if any(isinstance(beta, Tensor) for beta in group["betas"]):
-                raise ValueError(f"betas={group['betas']!r} must be floats for {type(self).__name__}, not Tensors")
-        if "eps" in group:
-            check_eps(group)
-        if "weight_decay" in group:
-            check_weight_decay(group)
-
-    def initial_value(self, group: Group) -> float:
-        """Return the value that every element of the moments starts from."""
-        return 0.0
+        for name, check in CHECKS.items():
+            if name in group:
+                check(group)
+        if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
+            raise ValueError(f"betas={group['betas']!r} must be floats for {type(self).__name__}, not Tensors")
 
     # -- groups and checkpoints ------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         owner = type(self).__name__
         if isinstance(param_group, dict):
-            check_names(param_group, tuple(key for key in self.defaults if key != "differentiable"), owner)
+            rules.check_names(param_group, (*self.hyper, *self.options, *FLAGS), owner)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
             self.check(group)
             for p in group["params"]:
-                check_given(p, owner)
+                rules.check_given(p, owner)
                 if self.layerwise:
                     check_whole(p, owner)
         except (ValueError, TypeError):
             self.param_groups.pop()  # a refused group leaves the optimizer unchanged
             raise
-        drop_duplicates(group)
-
-    @property
-    def schema(self) -> StateSchema:
-        return StateSchema(
-            owner=type(self).__name__,
-            keys=(*self.counters, *self.moments),
-            moments=self.moments,
-            group_keys=tuple(key for key in self.defaults if key not in FLAGS and key != "differentiable"),
-        )
+        rules.drop_duplicates(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; the state of bf16 and fp16 parameters stays float32."""
@@ -116,19 +181,19 @@ class Baseline(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        schema = self.schema
         for group in self.param_groups:
             for key, value in FLAGS.items():
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = schema.unseal(self.state[p], p, STATE_DTYPES[p.dtype], _counter_device(p, group))
+                    dtype, counters = rules.STATE_DTYPES[p.dtype], _counter_device(p, group)
+                    self.state[p] = self.schema.unseal(self.state[p], p, dtype, counters)
 
     # -- the step --------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take one step; with a closure, evaluate it first and return its loss."""
-        check_capture(self)
+        rules.check_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -145,8 +210,8 @@ class Baseline(Optimizer):
         self.check(group)
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:
-            if not traced():
-                check_param(p, type(self).__name__)
+            if not rules.traced():
+                rules.check_param(p, type(self).__name__)
             if self.layerwise:
                 check_whole(p, type(self).__name__)
             if p.grad.layout != torch.strided:
@@ -155,67 +220,52 @@ class Baseline(Optimizer):
                     "or pass its parameters to torch.optim.SparseAdam"
                 )
         for p in params:
-            if (self.counters or self.moments) and not self.state[p]:
-                self._init_state(self.state[p], p, group)
-            if not traced():
+            if self.schema.keys and not self.state[p]:
+                state = self.state[p]
+                for name in self.counters:
+                    state[name] = torch.zeros((), dtype=torch.float32, device=_counter_device(p, group))
+                for name in self.moments:
+                    state[name] = torch.empty_like(
+                        p, dtype=rules.STATE_DTYPES[p.dtype], memory_format=torch.preserve_format
+                    )
+                    _real(state[name]).fill_(group.get("initial_accumulator", 0.0))
+            if not rules.traced():
                 _check_memory(p, p.grad, *self.state.get(p, {}).values())
         return params
 
-    def _init_state(self, state: dict[str, Any], p: Tensor, group: Group) -> None:
-        for name in self.counters:
-            state[name] = torch.zeros((), dtype=torch.float32, device=_counter_device(p, group))
-        for name in self.moments:
-            state[name] = torch.empty_like(p, dtype=STATE_DTYPES[p.dtype], memory_format=torch.preserve_format)
-            _real(state[name]).fill_(self.initial_value(group))
-
-    def _step_bucket(self, bucket: list[Tensor], group: Group) -> None:
-        params, grads = [_wide(p) for p in bucket], [_wide_grad(p) for p in bucket]
-        state = {name: [self.state[p][name] for p in bucket] for name in self.counters}
-        state.update({name: [_real(self.state[p][name]) for p in bucket] for name in self.moments})
+    def _step_bucket(self, together: list[Tensor], group: Group) -> None:
+        originals = [_real(p) for p in together]
+        dtype = rules.STATE_DTYPES[originals[0].dtype]
+        params = [p.to(dtype) for p in originals]  # the same tensors, if they have that dtype
+        # autograd sets the lazy conj bit on some gradients; a real view needs it resolved
+        grads = [_real(p.grad.resolve_conj()).to(dtype) for p in together if p.grad is not None]
+        state = {name: [self.state[p][name] for p in together] for name in self.counters}
+        state.update({name: [_real(self.state[p][name]) for p in together] for name in self.moments})
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            lr = lr.reshape(()) if group["capturable"] else lr.item()
 
         # gradient and weight decay
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
         decay = group.get("weight_decay")
         if decay and group["decoupled_weight_decay"]:
-            kept = 1 - learning_rate(group) * decay
-            torch._foreach_mul_(params, kept.to(params[0].dtype) if isinstance(kept, Tensor) else kept)
+            kept = 1 - lr * decay
+            torch._foreach_mul_(params, kept.to(dtype) if isinstance(kept, Tensor) else kept)
         elif decay:
             grads = list(torch._foreach_add(grads, params, alpha=decay))
 
         for name in self.counters:
             torch._foreach_add_(state[name], 1)
-        self.update(params, grads, state, group)
-        originals = [_real(p) for p in bucket]
-        if params[0].dtype != originals[0].dtype:  # round once, at the end
+        self.update(Bucket(params, grads, state, group, lr))
+        if dtype != originals[0].dtype:  # round once, at the end
             torch._foreach_copy_(originals, params)
-
-
-def learning_rate(group: Group) -> float | Tensor:
-    """Return the group's lr: a float, or with ``capturable`` a tensor, so that the step does not synchronize."""
-    lr: float | Tensor = group["lr"]
-    if not isinstance(lr, Tensor):
-        return lr
-    return lr.reshape(()) if group["capturable"] else lr.item()
-
-
-def counted(steps: list[Tensor]) -> Tensor:
-    """Return the steps of all tensors as one float64 tensor, for the scalars of an update."""
-    return exact(torch.stack(steps))
-
-
-def per_tensor(values: Tensor, dtype: torch.dtype) -> list[Any]:
-    """Return one number per tensor, as list operations take them: floats, or tensors that stay on the device."""
-    # a compiled step that read the numbers would keep those of its first run; a FakeTensor has none
-    if values.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(values):
-        return values.tolist()
-    return list(values.to(dtype).unbind())
 
 
 def check_positive(group: Group, name: str, meaning: str) -> None:
     """Raise ValueError unless the value is a finite number above 0; ``meaning`` ends the message."""
     value = group[name]
-    if isinstance(value, Tensor) or not is_finite(value) or value <= 0:
+    if isinstance(value, Tensor) or not rules.is_finite(value) or value <= 0:
         raise ValueError(f"{name}={value!r} must be a finite number > 0: {meaning}")
 
 
@@ -228,22 +278,10 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _wide(p: Tensor) -> Tensor:
-    """Return the parameter in its state's dtype: itself if the two are the same, else a copy."""
-    real = _real(p)
-    return real.to(STATE_DTYPES[real.dtype])
-
-
-def _wide_grad(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    # autograd sets the lazy conj bit on some gradients; a real view needs it resolved
-    return _real(p.grad.resolve_conj()).to(STATE_DTYPES[_real(p).dtype])
-
-
 def _check_memory(*tensors: Any) -> None:
     """Raise RuntimeError for a tensor whose storage was freed: torch's operations would read address 0."""
     for t in tensors:
-        if isinstance(t, Tensor) and is_plain(t) and not t.is_meta and t.data_ptr() == 0 and t.numel():
+        if isinstance(t, Tensor) and rules.is_plain(t) and not t.is_meta and t.data_ptr() == 0 and t.numel():
             raise RuntimeError(
                 f"the storage of a parameter, its gradient or its state (shape {tuple(t.shape)}) was freed; "
                 "allocate it before the step"
@@ -255,18 +293,18 @@ def _buckets(params: list[Tensor], foreach: bool | None) -> Iterator[list[Tensor
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in params:
         assert p.grad is not None
-        if traced() or (is_plain(p) and is_plain(p.grad)):
+        if rules.traced() or (rules.is_plain(p) and rules.is_plain(p.grad)):
             alike.setdefault((p.device, p.dtype), []).append(p)
         else:  # a subclass sees, and may repeat, the operations on all tensors of its list
             yield [p]
     for (device, _), together in alike.items():
         limit = 0 if foreach is False else CPU_BUCKET if device.type == "cpu" else BUCKET
-        bucket: list[Tensor] = []
-        held = 0
+        buckets: list[list[Tensor]] = []
+        room = 0
         for p in together:
-            if bucket and held + p.numel() > limit:
-                yield bucket
-                bucket, held = [], 0
-            bucket.append(p)
-            held += p.numel()
-        yield bucket
+            if not buckets or p.numel() > room:
+                buckets.append([])
+                room = limit
+            buckets[-1].append(p)
+            room -= p.numel()
+        yield from buckets

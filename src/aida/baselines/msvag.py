@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
-from aida.baselines.adam_like import update_moments
-from aida.baselines.contract import Baseline, counted, learning_rate, per_tensor
+from aida.baselines.contract import Baseline, Bucket
 from aida.catalog import Entry, Paper
 from aida.readings import Group, Reading, decay_in_words, exact
 
@@ -33,30 +32,10 @@ class MSVAG(Baseline):
         betas: beta1 is the decay rate of both moments; beta2 is used with ``mixed_bias_correction`` only.
         mixed_bias_correction: correct v by ``1 - beta2**t`` although it decays with beta1, and make the
             first step 0, as the code of the published comparison does.
-        others: as for :class:`aida.baselines.adam_like.AdamLike`; there is no eps.
+        others: as for :class:`Baseline`; there is no eps.
     """
 
-    moments = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 0.1,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-        *,
-        mixed_bias_correction: bool = False,
-        decoupled_weight_decay: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr, "betas": betas, "weight_decay": weight_decay, "mixed_bias_correction": mixed_bias_correction,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "maximize": maximize, "foreach": foreach, "capturable": capturable,
-        }  # fmt: skip
-        super().__init__(params, defaults)
+    hyper: ClassVar = {"lr": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.0, "mixed_bias_correction": False}
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -66,32 +45,31 @@ class MSVAG(Baseline):
                 "no weight would ever move; the authors use 0.9"
             )
 
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, _ = group["betas"]
-        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
+    def update(self, bucket: Bucket) -> None:
+        beta1, _ = bucket.group["betas"]
+        moves, correction1, correction2, noise = scalar_laws(bucket.t, bucket.group)
 
         # moments and variance
-        update_moments(exp_avgs, exp_avg_sqs, grads, beta1, beta1)
+        bucket.update_moments(beta1, beta1)
 
         # parameters
-        stepsizes, corrections1, corrections2, noises = _scalars(state["step"], group, params[0].dtype)
-        means = torch._foreach_div(exp_avgs, corrections1)
-        gammas = damping(means, torch._foreach_div(exp_avg_sqs, corrections2), noises)
+        means = torch._foreach_div(bucket.state["exp_avg"], bucket.each(correction1))
+        mean_squares = torch._foreach_div(bucket.state["exp_avg_sq"], bucket.each(correction2))
+        gammas = damping(means, mean_squares, bucket.each(noise))
         torch._foreach_mul_(gammas, means)
-        torch._foreach_mul_(gammas, stepsizes)
-        torch._foreach_sub_(params, gammas)
+        torch._foreach_mul_(gammas, bucket.each(bucket.lr * moves))
+        torch._foreach_sub_(bucket.params, gammas)
 
 
 def damping(means: Tensors, mean_squares: Tensors, noises: list[Any]) -> Tensors:
     """``mean**2 / (mean**2 + noise * (mean_square - mean**2))``, or 0 if all are 0; overwrites ``mean_squares``."""
     squared: Tensors = torch._foreach_mul(means, means)
-    work = mean_squares
-    torch._foreach_sub_(work, squared)
-    torch._foreach_clamp_min_(work, 0)  # a variance: only rounding makes it negative
-    torch._foreach_mul_(work, noises)
-    torch._foreach_add_(work, squared)
-    torch._foreach_add_(work, torch.finfo(means[0].dtype).tiny)  # 0 / 0 becomes 0
-    torch._foreach_div_(squared, work)
+    torch._foreach_sub_(mean_squares, squared)
+    torch._foreach_clamp_min_(mean_squares, 0)  # a variance: only rounding makes it negative
+    torch._foreach_mul_(mean_squares, noises)
+    torch._foreach_add_(mean_squares, squared)
+    torch._foreach_add_(mean_squares, torch.finfo(means[0].dtype).tiny)  # 0 / 0 becomes 0
+    torch._foreach_div_(squared, mean_squares)
     return squared
 
 
@@ -107,22 +85,10 @@ def scalar_laws(t: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor, Tensor
     return torch.ones_like(t), 1 - power, 1 - power, noise
 
 
-def _scalars(steps: list[Tensor], group: Group, dtype: torch.dtype) -> list[list[Any]]:
-    moves, *others = scalar_laws(counted(steps), group)
-    return [per_tensor(each, dtype) for each in (learning_rate(group) * moves, *others)]
-
-
 def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
     moves, correction1, correction2, noise = scalar_laws(exact(step), group)
     (gamma,) = damping([chunks[0] / correction1], [chunks[1] / correction2], [noise])
     return gamma.mul_(moves)
-
-
-def _decay_in_words(group: Group) -> str:
-    decay = group["weight_decay"]
-    if decay and not group["decoupled_weight_decay"]:
-        return f"L2: {decay:g} * p is added to the gradient, so gamma damps it too"
-    return decay_in_words(group)
 
 
 ENTRIES = [
@@ -137,11 +103,11 @@ ENTRIES = [
             "1705.07774",
         ),
         rule="v = beta1 v + (1 - beta1) g^2; p -= lr gamma m^, gamma = m^^2 / (m^^2 + rho (v^ - m^^2) / (1 - rho))",
-        defaults={"lr": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.0, "mixed_bias_correction": False},
+        defaults=MSVAG.hyper,
         reading=Reading(
             about="gamma, the damping of each element of the bias-corrected momentum",
             eps="none",
-            weight_decay=_decay_in_words,
+            weight_decay=partial(decay_in_words, effect=", so gamma damps it too"),
             keys=lambda group: ("exp_avg", "exp_avg_sq"),
             stepsize=_stepsize,
             bound=lambda group: 1.0,

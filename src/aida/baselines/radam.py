@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
-from aida.baselines.adam_like import AdamLike, update_moments
-from aida.baselines.contract import counted, learning_rate, per_tensor
+from aida.baselines.contract import Baseline, Bucket
 from aida.catalog import Entry, Paper
-from aida.readings import Group, Reading, decay_in_words, exact
+from aida.readings import Group, Reading, exact
 
 
-class RAdam(AdamLike):
+class RAdam(Baseline):
     """Adam with its stepsize rectified, and plain momentum in the first steps; decoupled weight decay.
 
     With gradient ``g`` and ``N = n - 2 * t * beta2**t / (1 - beta2**t)``, ``n = 2 / (1 - beta2) - 1``::
@@ -26,45 +24,26 @@ class RAdam(AdamLike):
         p = p - lr * (m / (1 - beta1**t)) * r * sqrt(1 - beta2**t) / (sqrt(v) + eps)   if N >= 5
         p = p - lr * (m / (1 - beta1**t))                                              otherwise
 
-    Arguments as for :class:`AdamLike`; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
+    Arguments as for :class:`Baseline`; ``decoupled_weight_decay=False`` is the L2 that torch's RAdam defaults to.
     """
 
-    moments = ("exp_avg", "exp_avg_sq")
+    hyper: ClassVar = {**Baseline.hyper, "decoupled_weight_decay": True}
+    options: ClassVar = {}
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        decoupled_weight_decay: bool = True,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
-        super().__init__(
-            params, lr, betas, eps, weight_decay, decoupled_weight_decay=decoupled_weight_decay,
-            maximize=maximize, foreach=foreach, capturable=capturable,
-        )  # fmt: skip
-
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
-        stepsizes, adaptive_shares, offsets = _scalars(state["step"], group, params[0].dtype)
+    def update(self, bucket: Bucket) -> None:
+        beta1, beta2 = bucket.group["betas"]
+        t = bucket.t
+        adaptive_share, factor = rectification(t, beta2)
 
         # moments and variance
-        update_moments(exp_avgs, exp_avg_sqs, grads, beta1, beta2)
+        bucket.update_moments(beta1, beta2)
 
-        # parameters
-        work = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_mul_(work, adaptive_shares)
-        torch._foreach_add_(work, offsets)
-        torch._foreach_reciprocal_(work)
-        torch._foreach_mul_(work, exp_avgs)
-        torch._foreach_mul_(work, stepsizes)
-        torch._foreach_sub_(params, work)
+        # parameters: the denominator is sqrt(v) + eps, and 1 in the first steps.
+        # Multiplies instead of branching, so that a step on a device does not synchronize
+        denominators = torch._foreach_sqrt(bucket.state["exp_avg_sq"])
+        torch._foreach_mul_(denominators, bucket.each(adaptive_share))
+        torch._foreach_add_(denominators, bucket.each(adaptive_share * bucket.group["eps"] + (1 - adaptive_share)))
+        bucket.descend(denominators, bucket.lr * factor / (1 - beta1**t))
 
 
 def rectification(t: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
@@ -78,19 +57,6 @@ def rectification(t: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
     return adaptive_share, torch.where(length >= 5, ((1 - power) * squared).sqrt(), torch.ones_like(t))
 
 
-def _scalars(steps: list[Tensor], group: Group, dtype: torch.dtype) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the stepsize, and share and offset of the denominator ``share * sqrt(v) + offset``, 1 in the first steps.
-
-    Multiplies instead of branching, so that a step on a device does not synchronize.
-    """
-    beta1, beta2 = group["betas"]
-    t = counted(steps)
-    adaptive_share, factor = rectification(t, beta2)
-    stepsize = learning_rate(group) * factor / (1 - beta1**t)
-    offset = adaptive_share * group["eps"] + (1 - adaptive_share)
-    return per_tensor(stepsize, dtype), per_tensor(adaptive_share, dtype), per_tensor(offset, dtype)
-
-
 def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
     adaptive_share, factor = rectification(exact(step), group["betas"][1])
     return chunks[0].sqrt().add_(group["eps"]).reciprocal_().mul_(factor * adaptive_share).add_(1 - adaptive_share)
@@ -100,7 +66,6 @@ def _stepsize(chunks: Sequence[Tensor], step: Tensor, group: Group) -> Tensor:
 READING = Reading(
     about="r * sqrt(1 - beta2**t) / (sqrt(v) + eps) with the rectification r, and 1 in the first steps",
     eps="outside: added to the root of the second moment, before bias correction",
-    weight_decay=decay_in_words,
     keys=lambda group: ("exp_avg_sq",),
     stepsize=_stepsize,
     bound=lambda group: max(1.0, 1 / group["eps"]) if group["eps"] else None,
@@ -118,7 +83,7 @@ ENTRIES = [
             "1908.03265",
         ),
         rule="p -= lr r sqrt(1 - beta2^t) m^ / (sqrt(v) + eps) once N >= 5, before that p -= lr m^",
-        defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": True},
+        defaults=RAdam.hyper,
         reading=READING,
         notes=(
             "Weight decay is decoupled, as in the authors' code and in the comparison; torch.optim.RAdam adds it to "

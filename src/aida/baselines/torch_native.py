@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.optim import Optimizer
 
 from aida.baselines import radam
 from aida.catalog import Entry, Paper
-from aida.readings import Group, Reading, decay_in_words, outer_eps
+from aida.readings import Reading, decay_in_words, outer_eps
 
-
-def _second_moment(group: Group) -> tuple[str, ...]:
-    return ("max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq",)
-
-
-def _always_decoupled(group: Group) -> str:
-    # older versions of torch do not have this key in AdamW's groups
-    return decay_in_words({**group, "decoupled_weight_decay": True})
-
-
-ADAM = replace(outer_eps("exp_avg_sq"), keys=_second_moment)
+ADAM = replace(outer_eps("exp_avg_sq"), keys=lambda group: ("max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq",))
 
 #: Readings of torch's classes that are not in the catalog.
 OTHER_READINGS: Mapping[type[Optimizer], Reading] = {
@@ -45,9 +36,7 @@ ENTRIES = [
         reading=Reading(
             about="none: every element of the momentum is multiplied by lr, so its stepsize is always 1",
             eps="none",
-            weight_decay=lambda group: (
-                f"L2: {group['weight_decay']:g} * p is added to the gradient" if group["weight_decay"] else "none"
-            ),
+            weight_decay=partial(decay_in_words, effect=""),
         ),
         notes="torch.optim.SGD with momentum 0.9 and lr 0.1 by default; torch's own defaults are 0 and 1e-3.",
     ),
@@ -68,7 +57,8 @@ ENTRIES = [
         paper=Paper("I. Loshchilov, F. Hutter", "Decoupled Weight Decay Regularization", 2019, "1711.05101"),
         rule="p *= 1 - lr weight_decay; then Adam",
         defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
-        reading=replace(ADAM, weight_decay=_always_decoupled),
+        # older versions of torch have no decoupled_weight_decay in AdamW's groups
+        reading=replace(ADAM, weight_decay=lambda group: decay_in_words({**group, "decoupled_weight_decay": True})),
         notes="torch.optim.AdamW.",
     ),
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
 from aida._step.group_rules import is_finite
-from aida.baselines.adam_like import descend
-from aida.baselines.contract import Baseline
+from aida.baselines.contract import Baseline, Bucket
 from aida.catalog import Entry, Paper
 from aida.readings import Group, outer_eps
 
@@ -24,31 +23,10 @@ class Yogi(Baseline):
 
     Args:
         initial_accumulator: the first value of m and v.
-        others: as for :class:`aida.baselines.adam_like.AdamLike`.
+        others: as for :class:`Baseline`.
     """
 
-    moments = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-2,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-3,
-        weight_decay: float = 0.0,
-        *,
-        initial_accumulator: float = 1e-6,
-        decoupled_weight_decay: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "initial_accumulator": initial_accumulator, "decoupled_weight_decay": decoupled_weight_decay,
-            "maximize": maximize, "foreach": foreach, "capturable": capturable,
-        }  # fmt: skip
-        super().__init__(params, defaults)
+    hyper: ClassVar = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6}
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -56,24 +34,21 @@ class Yogi(Baseline):
         if not is_finite(start) or start < 0:
             raise ValueError(f"initial_accumulator={start!r} must be a finite number >= 0; the authors use 1e-6")
 
-    def initial_value(self, group: Group) -> float:
-        return float(group["initial_accumulator"])
-
-    def update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], group: Group) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avgs, exp_avg_sqs = state["exp_avg"], state["exp_avg_sq"]
+    def update(self, bucket: Bucket) -> None:
+        beta1, beta2 = bucket.group["betas"]
+        exp_avg_sqs = bucket.state["exp_avg_sq"]
 
         # moments
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        torch._foreach_lerp_(bucket.state["exp_avg"], bucket.grads, 1 - beta1)
 
         # variance
-        squared = torch._foreach_mul(grads, grads)
+        squared = torch._foreach_mul(bucket.grads, bucket.grads)
         signs = torch._foreach_sub(exp_avg_sqs, squared)
         torch._foreach_sign_(signs)
         torch._foreach_addcmul_(exp_avg_sqs, signs, squared, value=beta2 - 1)
 
         # parameters
-        descend(params, exp_avgs, exp_avg_sqs, state["step"], group)
+        bucket.adam_step()
 
 
 ENTRIES = [
@@ -87,13 +62,11 @@ ENTRIES = [
             2018,
         ),
         rule="v -= (1 - beta2) sign(v - g^2) g^2; p -= lr m^ / (sqrt(v^) + eps)",
-        defaults={
-            "lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6,
-        },
+        defaults=Yogi.hyper,
         reading=outer_eps("exp_avg_sq"),
         notes=(
             "As in the comparison's code, both moments start from 1e-6 and are bias-corrected as Adam's are; the "
             "paper's listing leaves the correction out. initial_accumulator=0 starts from zero."
         ),
     ),
-]  # fmt: skip
+]
