@@ -84,7 +84,7 @@ def main(root: Path) -> None:
     model.filled.fill_(1.0 + distributed.rank())
     said += task.evaluate(final=True).values()
     said += [float(model.fc.weight.detach().double().norm()), float(model.filled)]
-    distributed.barrier()
+    torch.distributed.barrier()
     print(*said)
 
 

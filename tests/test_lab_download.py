@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aida_lab.data.download import RetryPolicy, download
-from aida_lab.data.errors import DataError
-from aida_lab.data.progress import shown
+from aida_lab.data import DataError
+from aida_lab.data.download import RetryPolicy, download, shown
 from aida_lab.data.sets import Download
 from loopback import Answer, serving
 

@@ -22,8 +22,7 @@ from aida_lab.experiments.multi30k import EXPERIMENTS
 from aida_lab.models.transformer import Transformer
 from aida_lab.task import TaskContext
 from aida_lab.tasks import translation
-from aida_lab.tasks.packing import Place, first_fit
-from aida_lab.tasks.translation import Corpus, TranslationTask, room, smoothed_loss
+from aida_lab.tasks.translation import Corpus, Place, TranslationTask, first_fit, room, smoothed_loss
 from lab_cases import one_thread_and_a_seed, tiny_transformer, words
 from real_data import needs
 from text_runs import assert_resumes_within_an_epoch, context, pairs, sgd, steps

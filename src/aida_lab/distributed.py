@@ -55,12 +55,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    if _together():
-        dist.barrier()
-
-
 def total(value: Tensor) -> Tensor:
     """The sum over all ranks, on every rank. ``value`` is overwritten if there are several ranks."""
     if _together():

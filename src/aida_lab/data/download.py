@@ -1,4 +1,4 @@
-"""Download one file over HTTP: resume after a break, check size and MD5, then move the file into place."""
+"""Download one file over HTTP: resume after a break, check size and MD5, move the file into place. Show progress."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from aida_lab.data.errors import DataError
-from aida_lab.data.local import md5_of
+from aida_lab.data.local import DataError, md5_of
 from aida_lab.data.sets import Download
 
 #: Called with the file name, the bytes received so far, and the total (None if unknown).
@@ -21,6 +21,9 @@ Progress = Callable[[str, int, int | None], None]
 #: HTTP status codes worth a retry: timeout, too many requests, server errors.
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CHUNK = 1 << 18
+
+#: Seconds between two lines about one file without a terminal.
+_EVERY = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,14 @@ class _InterruptedError(Exception):
 
 def download(source: Download, to: Path, *, progress: Progress | None = None, retry: RetryPolicy | None = None) -> None:
     """Download ``source`` to the path ``to``. Bytes of earlier attempts are kept in ``to`` + ``.part`` and resumed."""
-    retry = retry or RetryPolicy()
     part = to.with_name(to.name + ".part")
     to.parent.mkdir(parents=True, exist_ok=True)
-    resumed = _fill(source, part, progress, retry)
+    resumed = _fill(source, part, progress, retry or RetryPolicy())
     fault = _fault(source, part)
     if fault and resumed:
         # the earlier bytes may belong to another version of the file, or may not all have reached the disk
         part.unlink()
-        _fill(source, part, progress, retry)
+        _fill(source, part, progress, retry or RetryPolicy())
         fault = _fault(source, part)
     if fault:
         part.unlink()
@@ -77,18 +79,18 @@ def _fill(source: Download, part: Path, progress: Progress | None, retry: RetryP
 
 
 def _attempt(source: Download, part: Path, progress: Progress | None, timeout: float) -> None:
-    start = _size(part)
-    if source.size is not None and start == source.size:
+    here = _size(part)
+    if source.size is not None and here == source.size:
         return
     request = urllib.request.Request(source.url, headers={"User-Agent": "aida-optim"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
+    if here:
+        request.add_header("Range", f"bytes={here}-")
     try:
         answer = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416:  # range not satisfiable: the partial file is complete, or belongs to another file
-            if _total(error.headers.get("Content-Range")) == start:
+            if (error.headers.get("Content-Range") or "").endswith(f"/{here}"):
                 return
             part.unlink()
             raise _InterruptedError("the partial file does not match the file on the server") from None
@@ -100,49 +102,35 @@ def _attempt(source: Download, part: Path, progress: Progress | None, timeout: f
         raise _InterruptedError(f"no connection ({_reason(error)})") from None
     with answer:
         if answer.status != 206:
-            start = 0  # the server does not support Range and sends the whole file again
-        elif not (answer.headers.get("Content-Range") or "").startswith(f"bytes {start}-"):
+            here = 0  # the server does not support Range and sends the whole file again
+        elif not (answer.headers.get("Content-Range") or "").startswith(f"bytes {here}-"):
             raise DataError(f"{source.url}: the server sent another range than the requested one")
         length = answer.headers.get("Content-Length")
-        total = start + int(length) if length and length.isdigit() else source.size
-        try:
-            stream = part.open("ab" if start else "wb")
-        except OSError as error:
-            raise DataError(f"cannot write {part}: {error.strerror}") from None
-        with stream:
-            _copy(answer, stream, part, start, total, source.size, progress)
+        total = here + int(length) if length and length.isdigit() else source.size
+        with part.open("ab" if here else "wb") as stream:
+            for chunk in _chunks(answer, here):
+                # an error here, for example a full disk, is the caller's: a retry would not help
+                here += stream.write(chunk)
+                if progress:
+                    progress(part.name.removesuffix(".part"), here, total)
+                if source.size is not None and here > source.size:
+                    return  # another file, larger than the known one; the caller reports it
+        if total is not None and here < total:
+            raise _InterruptedError(f"the connection broke after {here:,} of {total:,} bytes")
 
 
-def _copy(
-    answer: http.client.HTTPResponse,
-    stream: IO[bytes],
-    part: Path,
-    start: int,
-    total: int | None,
-    most: int | None,
-    progress: Progress | None,
-) -> None:
-    name, here = part.name.removesuffix(".part"), start
-    if progress:
-        progress(name, here, total)
+def _chunks(answer: http.client.HTTPResponse, here: int) -> Iterator[bytes]:
+    """The bytes of an answer as they arrive; an empty chunk first, so that progress starts at once."""
+    chunk = b""
     while True:
+        yield chunk
         try:
             chunk = answer.read1(_CHUNK)
         except (http.client.HTTPException, OSError) as error:
             raise _InterruptedError(f"the connection broke after {here:,} bytes ({_reason(error)})") from None
         if not chunk:
-            break
-        try:
-            stream.write(chunk)
-        except OSError as error:  # for example a full disk: a retry would not help
-            raise DataError(f"cannot write {part}: {error.strerror}") from None
+            return
         here += len(chunk)
-        if progress:
-            progress(name, here, total)
-        if most is not None and here > most:
-            return  # larger than the known size, so another file; the caller reports it
-    if total is not None and here < total:
-        raise _InterruptedError(f"the connection broke after {here:,} of {total:,} bytes")
 
 
 def _fault(source: Download, part: Path) -> str:
@@ -158,14 +146,40 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _total(content_range: str | None) -> int | None:
-    total = (content_range or "").rpartition("/")[2]
-    return int(total) if total.isdigit() else None
-
-
 def _reason(error: BaseException) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
         return _reason(error.reason)
     if isinstance(error, TimeoutError):
         return "timed out"
     return str(error) or type(error).__name__
+
+
+@contextmanager
+def shown(console: Any) -> Iterator[Progress]:
+    """A progress callback that draws on a rich console: a bar on a terminal, plain lines elsewhere."""
+    if not console.is_terminal:
+        printed: dict[str, float] = {}
+
+        def say(name: str, here: int, total: int | None) -> None:
+            now = time.monotonic()
+            if name not in printed or here == total or now - printed[name] >= _EVERY:
+                printed[name] = now
+                of = f" of {total / 1e6:,.1f}" if total is not None else ""
+                console.print(f"{name}: {here / 1e6:,.1f}{of} MB")
+
+        yield say
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    description = TextColumn("{task.description}")
+    columns = description, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Bars(*columns, console=console) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(name: str, here: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=here, total=total)
+
+        yield update

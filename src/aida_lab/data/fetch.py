@@ -13,17 +13,19 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from filelock import FileLock, Timeout
+
+from aida_lab.data import local
 from aida_lab.data.download import Progress, RetryPolicy, download
-from aida_lab.data.errors import DataError
-from aida_lab.data.local import RECEIPT, Receipt, Status, fix_command, images_below, md5_of, require, status_of
-from aida_lab.data.root import data_root
-from aida_lab.data.sets import DataSet, Download
+from aida_lab.data.local import DataError, Receipt, Root, Status, data_root, md5_of, status_of
+from aida_lab.data.sets import DataSet
 
 _ARCHIVES = (".tar.gz", ".tgz")
 
@@ -33,7 +35,7 @@ _MAX_UNPACKED = 1 << 29
 
 def get(
     data: DataSet,
-    root: str | os.PathLike[str] | None = None,
+    root: Root = None,
     *,
     again: bool = False,
     progress: Progress | None = None,
@@ -46,13 +48,11 @@ def get(
     before = status_of(data, root)
     if before.data.embedded or (before.state in ("verified", "not verified") and not again):
         return before
+    fix = local.fix_command(data, root)
     if not data.mirrors:
-        fix = fix_command(data, root)
         raise DataError(f"{data.title} has no public address; get it as {data.page} says, then run: {fix}")
-    there = data_root(root)
-    store = there / ".downloads" / data.name
     failures = []
-    with _writing(there), _locked(store, data):
+    with _installing(data, data_root(root)) as store:
         for mirror in data.mirrors:
             try:
                 for source in mirror:
@@ -62,15 +62,17 @@ def get(
                 failures.append(str(error))
                 continue
             try:
-                verified = _install_from(data, there, [store / source.file_name for source in mirror], mirror)
+                verified = all(source.md5 for source in mirror)
+                packed = [store / source.file_name for source in mirror]
+                urls = ", ".join(source.url for source in mirror)
+                _install(data, data_root(root), urls, verified, partial(_unpack, data, packed))
             finally:
                 shutil.rmtree(store)  # a complete download with wrong content must not be used again
             return status_of(data, root, verified)
-    fix = fix_command(data, root)
     raise DataError(f"{data.title} could not be downloaded: {'; '.join(failures)}; try again with: {fix}")
 
 
-def import_from(data: DataSet, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Status:
+def import_from(data: DataSet, path: str | os.PathLike[str], root: Root = None) -> Status:
     """Import a data set from a local copy: a folder with its files, or the official archive."""
     path, there = Path(path).expanduser().absolute(), data_root(root)
     if data.embedded:
@@ -78,32 +80,33 @@ def import_from(data: DataSet, path: str | os.PathLike[str], root: str | os.Path
     if not path.exists():
         raise DataError(f"{data.title}: {path} does not exist; give the path of your copy")
     verified = False
-    with _writing(there), _locked(there / ".downloads" / data.name, data):
+    with _installing(data, there) as store:
         if data.tree is not None:
             _import_tree(data, path, there)
         elif path.is_dir():
-            _install(data, there, str(path), False, lambda to: _copy_files(data, path, to))
+            _install(data, there, str(path), False, partial(_copy_files, data, path))
         elif path.name.endswith(_ARCHIVES):
-            verified = _install_from(data, there, [path], ())
+            verified = md5_of(path) in {source.md5 for mirror in data.mirrors for source in mirror}
+            _install(data, there, str(path), verified, partial(_unpack, data, [path]))
         else:
             names = ", ".join(file.name for file in data.files)
             raise DataError(f"{data.title}: {path} is neither a folder with {names} nor a .tar.gz of them")
-        shutil.rmtree(there / ".downloads" / data.name, ignore_errors=True)
+        shutil.rmtree(store, ignore_errors=True)
     return status_of(data, root, verified)
 
 
-def _install_from(data: DataSet, there: Path, packed: list[Path], mirror: tuple[Download, ...]) -> bool:
-    """Install from downloads or from an archive. Returns whether published checksums cover it."""
-    published = {source.md5 for each in data.mirrors for source in each if source.md5}
-    verified = all(source.md5 for source in mirror) if mirror else md5_of(packed[0]) in published
-    source = ", ".join(each.url for each in mirror) or str(packed[0])
-
-    def fill(to: Path) -> None:
-        for path in packed:
-            _unpack(data, path, to)
-
-    _install(data, there, source, verified, fill)
-    return verified
+@contextmanager
+def _installing(data: DataSet, there: Path) -> Iterator[Path]:
+    """Hold the lock on a data set; yields the folder of its downloads. An OSError becomes a DataError."""
+    store = there / ".downloads" / data.name
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with FileLock(store.parent / f"{data.name}.lock", timeout=0):
+            yield store
+    except Timeout:
+        raise DataError(f"{data.title} is being installed by another process; try again later") from None
+    except (OSError, NotImplementedError) as error:  # the latter if the file system has no locks
+        raise DataError(f"cannot write below {there}: {error}; --data or AIDA_DATA names another folder") from None
 
 
 def _install(data: DataSet, there: Path, source: str, verified: bool, fill: Callable[[Path], None]) -> None:
@@ -111,16 +114,22 @@ def _install(data: DataSet, there: Path, source: str, verified: bool, fill: Call
     # the staging folder is a data root of its own, so that require() checks it as it checks an installed set
     staging = there / ".downloads" / f"{data.name}.new"
     shutil.rmtree(staging, ignore_errors=True)
-    made = staging / data.folder
-    made.mkdir(parents=True)
+    new, place = staging / data.folder, there / data.folder
+    new.mkdir(parents=True)
     try:
-        fill(made)
-        sums = _checked(data, made, source)
+        fill(new)
+        sums = _checked(data, new, source)
         covered = verified or (bool(data.files) and all(file.md5 for file in data.files))
-        receipt = Receipt(source, covered, sums)
-        (made / RECEIPT).write_text(json.dumps(asdict(receipt), indent=1) + "\n", encoding="utf-8")
-        require(data, staging)
-        _swap(made, there / data.folder, staging / "old")
+        receipt = json.dumps(asdict(Receipt(source, covered, sums)), indent=1)
+        (new / local.RECEIPT).write_text(receipt + "\n", encoding="utf-8")
+        local.require(data, staging)
+        # Two renames, because a folder cannot replace a folder that is not empty. If the process is killed between
+        # them, no folder is left and the next command installs it again.
+        if place.is_symlink():
+            place.unlink()
+        elif place.exists():
+            place.rename(staging / "old")
+        new.rename(place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -140,16 +149,6 @@ def _checked(data: DataSet, folder: Path, source: str) -> dict[str, str]:
     return sums
 
 
-def _swap(new: Path, place: Path, aside: Path) -> None:
-    # Two renames, because a folder cannot replace a folder that is not empty. If the process is killed between them,
-    # no folder is left and the next command installs it again.
-    if place.is_symlink():
-        place.unlink()
-    elif place.exists():
-        place.rename(aside)
-    new.rename(place)
-
-
 def _copy_files(data: DataSet, source: Path, to: Path) -> None:
     """Copy from the folder of the data set, or from its parent."""
     if (source / data.folder).is_dir():
@@ -158,17 +157,25 @@ def _copy_files(data: DataSet, source: Path, to: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, to / name)
         elif (source / f"{name}.gz").is_file():
-            _unpack(data, source / f"{name}.gz", to)
+            _unpack(data, [source / f"{name}.gz"], to)
 
 
 def _import_tree(data: DataSet, path: Path, there: Path) -> None:
+    """Link to a tree of images, or copy it, if the number of images in each split is right."""
     assert data.tree is not None
-    for split, wanted in data.tree.images.items():
-        found = images_below(path / split) if (path / split).is_dir() else 0
+    splits = data.tree.images
+    for split, wanted in splits.items():
+        classes = local.class_folders(path / split) if (path / split).is_dir() else ()
+        found = sum(len(names) for _, names in classes)
         if found != wanted:
             raise DataError(f"{data.title}: {path / split} has {found:,} images in class folders instead of {wanted:,}")
     if not data.linked:
-        _install(data, there, str(path), False, lambda to: _copy_tree(data, path, to))
+
+        def copy(to: Path) -> None:
+            for split in splits:
+                shutil.copytree(path / split, to / split)
+
+        _install(data, there, str(path), False, copy)
         return
     place = there / data.folder
     if place.exists() and not place.is_symlink():
@@ -179,33 +186,28 @@ def _import_tree(data: DataSet, path: Path, there: Path) -> None:
     fresh.replace(place)
 
 
-def _copy_tree(data: DataSet, path: Path, to: Path) -> None:
-    assert data.tree is not None
-    for split in data.tree.images:
-        shutil.copytree(path / split, to / split)
-
-
-def _unpack(data: DataSet, packed: Path, to: Path) -> None:
+def _unpack(data: DataSet, paths: Iterable[Path], to: Path) -> None:
+    """Unpack archives and compressed files, and copy plain ones."""
     sizes = {file.name: file.size for file in data.files}
-    name = packed.name.removesuffix(".gz")
-    try:
-        if packed.name.endswith(_ARCHIVES):
-            # paths in the archive are never used: regular members are written under the names in data.files
-            with (
-                gzip.open(packed) as plain,
-                tarfile.open(fileobj=cast("IO[bytes]", _Bounded(plain, packed, _MAX_UNPACKED)), mode="r|") as archive,
-            ):
-                for member in archive:
-                    name = PurePosixPath(member.name).name
-                    if member.isreg() and name in sizes and (content := archive.extractfile(member)) is not None:
-                        _write(content, to / name, f"{packed}, {name},", sizes[name])
-        elif packed.name.endswith(".gz"):
-            with gzip.open(packed) as plain:
-                _write(plain, to / name, packed, sizes.get(name, _MAX_UNPACKED))
-        else:
-            shutil.copyfile(packed, to / packed.name)
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{data.title}: {packed} cannot be unpacked ({error})") from None
+    for packed in paths:
+        name = packed.name.removesuffix(".gz")
+        try:
+            if packed.name.endswith(_ARCHIVES):
+                # paths in the archive are never used: regular members are written under the names in data.files
+                with gzip.open(packed) as plain:
+                    bounded = cast("IO[bytes]", _Bounded(plain, packed, _MAX_UNPACKED))
+                    with tarfile.open(fileobj=bounded, mode="r|") as archive:
+                        for member in archive:
+                            name = PurePosixPath(member.name).name
+                            if member.isreg() and name in sizes and (content := archive.extractfile(member)):
+                                _write(content, to / name, f"{packed}, {name},", sizes[name])
+            elif packed.name.endswith(".gz"):
+                with gzip.open(packed) as plain:
+                    _write(plain, to / name, packed, sizes.get(name, _MAX_UNPACKED))
+            else:
+                shutil.copyfile(packed, to / packed.name)
+        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{data.title}: {packed} cannot be unpacked ({error})") from None
 
 
 class _Bounded:
@@ -225,29 +227,3 @@ class _Bounded:
 def _write(content: io.BufferedIOBase | IO[bytes], to: Path, what: object, most: int) -> None:
     with content, to.open("wb") as out:
         shutil.copyfileobj(_Bounded(content, what, most), out, 1 << 20)
-
-
-@contextmanager
-def _writing(root: Path) -> Iterator[None]:
-    """Turn an OSError into a DataError."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write below {root}: {error}; --data or AIDA_DATA names another folder") from None
-
-
-@contextmanager
-def _locked(store: Path, data: DataSet) -> Iterator[None]:
-    """Hold a lock on the data set. The system releases it when the process ends."""
-    store.mkdir(parents=True, exist_ok=True)
-    with (store.parent / f"{data.name}.lock").open("w") as lock:
-        try:
-            import fcntl
-        except ImportError:  # Windows: the second writer fails at the rename
-            yield
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{data.title} is being installed by another process; try again later") from None
-        yield

@@ -1,22 +1,28 @@
-"""Images in class folders, ``SPLIT/CLASS/*.JPEG``: list, decode, crop and resize them.
+"""Images in class folders, ``SPLIT/CLASS/*.JPEG``: list, decode, crop and resize them, and read them in batches.
 
 Crops and resizes give the same bits as torchvision on Pillow images, because published ImageNet results depend on them.
+The images of a batch and their crops depend only on (seed, epoch, image), not on the number of worker processes, which
+read ahead, or on the first batch that was read.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from aida_lab.data import local
-from aida_lab.data.errors import DataError
+from aida_lab.data.local import DataError, Root
 from aida_lab.data.sets import DataSet
+from aida_lab.task import stream
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -27,6 +33,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 #: Ranges of a random crop: its share of the image's area, and its width divided by its height.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
+
+#: Split, epoch and image index: everything that a worker gets.
+Key = tuple[str, int, int]
+#: Pixels ``(batch, 3, size, size)`` in uint8 and channels-last memory format, and one class per image.
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,14 @@ class ImageFolder:
         return self.root / os.fsdecode(self.names[start:end])
 
 
-def image_folder(data: DataSet, split: str, root: str | os.PathLike[str] | None = None) -> ImageFolder:
+def image_folder(data: DataSet, split: str, root: Root = None) -> ImageFolder:
     """A split in the ImageNet folder layout. :class:`DataError` if it is incomplete."""
     require_pillow()
     assert data.tree is not None
     there = local.require(data, root) / split
     names: list[bytes] = []
     labels: list[int] = []
-    for number, label in enumerate(sorted(entry.name for entry in os.scandir(there) if entry.is_dir())):
-        found = sorted(entry.name for entry in os.scandir(there / label) if local.is_image(entry.name))
+    for number, (label, found) in enumerate(local.class_folders(there)):
         names += [os.fsencode(os.path.join(label, name)) for name in found]
         labels += [number] * len(found)
     if len(names) != (wanted := data.tree.images[split]):
@@ -145,3 +155,101 @@ def pixels(image: Picture) -> Tensor:
 
 def _uniform(low: float, high: float, chance: torch.Generator) -> float:
     return float(torch.empty(()).uniform_(low, high, generator=chance))
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over a split. Batch i is ``order[i * batch : (i + 1) * batch]``; each process reads its share of it."""
+
+    split: str
+    epoch: int
+    order: Tensor
+    batch: int
+    rank: int = 0
+    world: int = 1
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.batch)
+
+    def size(self, index: int) -> int:
+        """Number of images in batch ``index``, over all processes."""
+        return min(self.batch, len(self.order) - index * self.batch)
+
+    def keys(self, index: int) -> list[Key]:
+        """This process's share. It can be empty if the last batch has fewer images than there are processes."""
+        whole = self.order[index * self.batch : (index + 1) * self.batch]
+        return [(self.split, self.epoch, number) for number in whole[self.rank :: self.world].tolist()]
+
+
+class Views(Dataset[tuple[Tensor, int]]):
+    """The augmented images: random crops of "train", central crops of other splits."""
+
+    def __init__(self, folders: Mapping[str, ImageFolder], seed: int, size: int, shorter: int) -> None:
+        self.folders, self.seed, self.size, self.shorter = dict(folders), seed, size, shorter
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        split, epoch, index = key
+        folder = self.folders[split]
+        image = decode(folder.path(index))
+        if split == "train":
+            view = random_resized_crop(image, self.size, stream(self.seed, epoch, f"view {index}"))
+        else:
+            view = resize_and_centre_crop(image, self.size, self.shorter)
+        return pixels(view), int(folder.labels[index])
+
+
+class Batches:
+    """Reads the batches of a pass. Any order works; consecutive batches are fastest."""
+
+    def __init__(self, views: Views, workers: int, pinned: bool) -> None:
+        self._plan = _Plan()
+        self._loader = DataLoader(
+            views,
+            batch_sampler=self._plan,
+            num_workers=workers,
+            collate_fn=_collate,
+            pin_memory=pinned,
+            persistent_workers=workers > 0,
+            worker_init_fn=_ignore_interrupts,
+            # otherwise each pass would draw its seed from torch's global generator and change the run's random state
+            generator=torch.Generator(),
+        )
+        self._walk: Iterator[Batch] | None = None
+        self._next = 0
+
+    def read(self, which: Pass, index: int) -> Batch:
+        """Batch ``index`` of a pass. Earlier batches are not decoded."""
+        if self._walk is None or self._plan.which is not which or self._next != index:
+            self._plan.which, self._plan.start = which, index
+            self._walk = iter(self._loader)
+        self._next = index + 1
+        try:
+            return next(self._walk)
+        except DataError as error:
+            # the message of a worker's error contains its traceback; the last line is the original message
+            raise DataError(str(error).strip().rpartition("DataError: ")[2]) from None
+
+
+class _Plan(Sampler[list[Key]]):
+    """The keys that the loader sends to its workers: a pass from batch ``start`` on."""
+
+    def __init__(self) -> None:
+        self.which: Pass | None = None
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        which = self.which
+        if which is not None:
+            for index in range(self.start, len(which)):
+                if keys := which.keys(index):
+                    yield keys
+
+
+def _collate(items: list[tuple[Tensor, int]]) -> Batch:
+    images = torch.stack([image for image, _ in items])
+    return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in items])
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal. Workers ignore it; the training process saves the run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aida_lab.data import local, sets
-from aida_lab.data.errors import DataError
+from aida_lab.data.local import DataError
 
 #: Mean and standard deviation of the public code, for both CIFAR-10 and CIFAR-100.
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
@@ -37,23 +36,14 @@ class ImageSplits:
     classes: int
 
 
-def cifar10(root: str | os.PathLike[str] | None = None) -> ImageSplits:
+def cifar10(root: local.Root = None) -> ImageSplits:
     """50,000 training and 10,000 test images of ten classes."""
-    data = sets.CIFAR10
-    names = [file.name for file in data.files if file.name != "test_batch.bin"]
-    train = [_records(data, name, root, label_bytes=1, classes=10) for name in names]
-    return ImageSplits(
-        Images(torch.cat([each.pixels for each in train]), torch.cat([each.labels for each in train])),
-        _records(data, "test_batch.bin", root, label_bytes=1, classes=10),
-        classes=10,
-    )
+    return _cifar(sets.CIFAR10, root, label_bytes=1, classes=10)
 
 
-def cifar100(root: str | os.PathLike[str] | None = None) -> ImageSplits:
+def cifar100(root: local.Root = None) -> ImageSplits:
     """50,000 training and 10,000 test images, with the 100 fine classes."""
-    data = sets.CIFAR100
-    train, test = (_records(data, name, root, label_bytes=2, classes=100) for name in ("train.bin", "test.bin"))
-    return ImageSplits(train, test, classes=100)
+    return _cifar(sets.CIFAR100, root, label_bytes=2, classes=100)
 
 
 def digits() -> ImageSplits:
@@ -66,24 +56,30 @@ def digits() -> ImageSplits:
         ) from None
 
     pixels, labels = load_digits(return_X_y=True)
-    images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8)
-    classes = torch.as_tensor(labels).long()
-    return ImageSplits(
-        Images(images[:DIGITS_TRAIN], classes[:DIGITS_TRAIN]),
-        Images(images[DIGITS_TRAIN:], classes[DIGITS_TRAIN:]),
-        classes=10,
-    )
+    images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8).tensor_split([DIGITS_TRAIN])
+    classes = torch.as_tensor(labels).long().tensor_split([DIGITS_TRAIN])
+    train, test = map(Images, images, classes)
+    return ImageSplits(train, test, classes=10)
 
 
-def _records(
-    data: sets.DataSet, name: str, root: str | os.PathLike[str] | None, *, label_bytes: int, classes: int
-) -> Images:
+def _cifar(data: sets.DataSet, root: local.Root, *, label_bytes: int, classes: int) -> ImageSplits:
     """Records of one or two label bytes and three 32 x 32 planes. The second label is the fine one."""
-    content = torch.frombuffer(local.read(data, name, root), dtype=torch.uint8).view(-1, label_bytes + 3072)
-    labels = content[:, label_bytes - 1].long()
-    if int(labels.max()) >= classes:
-        raise DataError(
-            f"{data.title}: {name} has the label {int(labels.max())}, but there are {classes} classes; "
-            f"fix it with: {local.fix_command(data, root)}"
+    parts = []
+    for file in data.files:
+        content = torch.frombuffer(local.read(data, file.name, root), dtype=torch.uint8).view(-1, label_bytes + 3072)
+        highest = int(content[:, label_bytes - 1].max())
+        if highest >= classes:
+            raise DataError(
+                f"{data.title}: {file.name} has the label {highest}, but there are {classes} classes; "
+                f"fix it with: {local.fix_command(data, root)}"
+            )
+        parts.append(content)
+    # the last file holds the test images
+    train, test = (
+        Images(
+            torch.cat([part[:, label_bytes:] for part in rows]).view(-1, 3, 32, 32),
+            torch.cat([part[:, label_bytes - 1] for part in rows]).long(),
         )
-    return Images(content[:, label_bytes:].reshape(-1, 3, 32, 32), labels)
+        for rows in (parts[:-1], parts[-1:])
+    )
+    return ImageSplits(train, test, classes)

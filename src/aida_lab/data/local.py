@@ -10,20 +10,25 @@ import gzip
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from aida_lab.data.errors import DataError
-from aida_lab.data.root import data_root
-from aida_lab.data.sets import SETS, DataFile, DataSet
+from aida_lab.data.sets import SETS, DataSet
 from aida_lab.runs.files import StoreError, read_object
 
 RECEIPT = "receipt.json"
 
 State = Literal["verified", "not verified", "missing", "damaged"]
+
+#: A data root as callers give it; :func:`data_root` says what None means.
+Root = str | os.PathLike[str] | None
+
+
+class DataError(RuntimeError):
+    """A data set is missing or damaged, or its download failed: one line with path and remedy."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Receipt:
 
     source: str
     verified: bool  #: whether a published checksum covers every file
-    md5: Mapping[str, str] = field(default_factory=dict)
+    md5: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -45,32 +50,60 @@ class Status:
     remark: str = ""
 
 
-def require(data: DataSet, root: str | os.PathLike[str] | None = None) -> Path:
+def data_root(given: Root = None) -> Path:
+    """The given folder, else that of ``AIDA_DATA``, else the user's cache, as an absolute path. It may not exist."""
+    named = os.environ.get("AIDA_DATA") or None if given is None else given
+    if named is not None:
+        return Path(named).expanduser().absolute()
+    # the XDG specification ignores relative paths
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(caches) if os.path.isabs(caches) else Path.home() / ".cache") / "aida"
+
+
+def require(data: DataSet, root: Root = None) -> Path:
     """The folder of a data set. :class:`DataError` if a file is missing or has the wrong size."""
-    folder = _folder(data, root)
-    if data.tree is not None:
-        _check_tree(data, folder)
-    for file in data.files:
-        _check_size(data, file, folder)
-    return folder
+    for name in data.tree.images if data.tree is not None else [file.name for file in data.files]:
+        _checked(data, name, root)
+    return data_root(root) / data.folder
 
 
-def read(data: DataSet, name: str, root: str | os.PathLike[str] | None = None) -> bytearray:
+def read(data: DataSet, name: str, root: Root = None) -> bytearray:
     """The content of one file, after a check of its MD5. It is writable, so a tensor can be a view of it."""
-    folder = _folder(data, root)
-    file = next(each for each in data.files if each.name == name)
-    _check_size(data, file, folder)
-    content = bytearray(file.size)
-    with (folder / name).open("rb") as stream:
+    path = _checked(data, name, root)
+    content = bytearray(path.stat().st_size)
+    with path.open("rb") as stream:
         stream.readinto(content)
-    receipt = receipt_of(folder)
-    wanted = file.md5 or (receipt.md5.get(file.name) if receipt is not None else None)
+    receipt = receipt_of(path.parent)
+    published = next(file.md5 for file in data.files if file.name == name)
+    wanted = published or (receipt.md5.get(name) if receipt is not None else None)
     if wanted is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != wanted:
-        raise _damaged(data, folder, name, f"its MD5 is not {wanted}")
+        raise _damaged(data, path, f"its MD5 is not {wanted}", root)
     return content
 
 
-def fix_command(data: DataSet, root: str | os.PathLike[str] | None = None) -> str:
+def _checked(data: DataSet, name: str, root: Root) -> Path:
+    """The path of a file, or of a split of class folders. :class:`DataError` if it is missing or incomplete."""
+    folder = data_root(root) / data.folder
+    path, fix = folder / name, fix_command(data, root)
+    if not folder.is_dir():
+        raise DataError(f"{data.title} is not at {folder}; get it with: {fix}")
+    if not (path.is_file() if data.tree is None else path.is_dir()):
+        raise DataError(f"{data.title}: {path} is missing; get it with: {fix}")
+    if data.tree is None:
+        found, unit = path.stat().st_size, "bytes"
+        wanted = next(file.size for file in data.files if file.name == name)
+    else:
+        found, unit, wanted = sum(entry.is_dir() for entry in os.scandir(path)), "class folders", data.tree.classes
+    if found != wanted:
+        raise _damaged(data, path, f"it has {found:,} {unit} instead of {wanted:,}", root)
+    return path
+
+
+def _damaged(data: DataSet, path: Path, what: str, root: Root) -> DataError:
+    return DataError(f"{data.title}: {path} is damaged, {what}; fix it with: {fix_command(data, root)}")
+
+
+def fix_command(data: DataSet, root: Root = None) -> str:
     """The command that downloads or imports a data set into that root."""
     there = data_root(root)
     option = "" if there == data_root() else f" --data {there}"
@@ -78,13 +111,13 @@ def fix_command(data: DataSet, root: str | os.PathLike[str] | None = None) -> st
     return f"aida data get {data.name}{option} (or, from a copy you have: {local})" if data.mirrors else local
 
 
-def status(root: str | os.PathLike[str] | None = None) -> Iterator[Status]:
+def status(root: Root = None) -> Iterator[Status]:
     """The status of each data set, one at a time. Computes the checksum of every file."""
     for data in SETS:
         yield status_of(data, root)
 
 
-def status_of(data: DataSet, root: str | os.PathLike[str] | None = None, verified: bool = False) -> Status:
+def status_of(data: DataSet, root: Root = None, verified: bool = False) -> Status:
     """The status of one data set. ``verified`` means that the caller has just checked the official archive.
 
     A receipt does not prove that: anybody can write one.
@@ -119,7 +152,7 @@ def receipt_of(folder: Path) -> Receipt | None:
         return None
 
 
-def checksum(data: DataSet, root: str | os.PathLike[str] | None = None) -> str | None:
+def checksum(data: DataSet, root: Root = None) -> str | None:
     """A checksum over the files, or over the names in the class folders. None if the data set is missing."""
     if data.embedded:
         return f"md5 {_digits_sum()}"
@@ -149,8 +182,7 @@ def _files_sum(folder: Path, there: tuple[tuple[str, int, int], ...]) -> str:
 def _names_sum(folder: Path, splits: tuple[str, ...]) -> str:
     found = hashlib.md5(usedforsecurity=False)
     for split in splits:
-        for label in sorted(entry.name for entry in os.scandir(folder / split) if entry.is_dir()):
-            names = sorted(entry.name for entry in os.scandir(folder / split / label) if is_image(entry.name))
+        for label, names in class_folders(folder / split):
             found.update(os.fsencode("\0".join([split, label, *names, ""])))
     return found.hexdigest()
 
@@ -164,45 +196,8 @@ def md5_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def images_below(split: Path) -> int:
-    """The number of images in the class folders of a split."""
-    return sum(
-        is_image(image.name) for label in os.scandir(split) if label.is_dir() for image in os.scandir(label.path)
-    )
-
-
-def is_image(name: str) -> bool:
-    """Whether a file name in a class folder is that of an image."""
-    return name.lower().endswith((".jpeg", ".jpg", ".png"))
-
-
-def _folder(data: DataSet, root: str | os.PathLike[str] | None) -> Path:
-    folder = data_root(root) / data.folder
-    if not folder.is_dir():
-        raise DataError(f"{data.title} is not at {folder}; get it with: {fix_command(data, root)}")
-    return folder
-
-
-def _check_size(data: DataSet, file: DataFile, folder: Path) -> None:
-    path = folder / file.name
-    if not path.is_file():
-        raise DataError(f"{data.title}: {path} is missing; get it with: {fix_command(data, folder.parent)}")
-    size = path.stat().st_size
-    if size != file.size:
-        raise _damaged(data, folder, file.name, f"it has {size:,} bytes instead of {file.size:,}")
-
-
-def _check_tree(data: DataSet, folder: Path) -> None:
-    assert data.tree is not None
-    for split in data.tree.images:
-        if not (folder / split).is_dir():
-            fix = fix_command(data, folder.parent)
-            raise DataError(f"{data.title}: {folder / split} is missing; get it with: {fix}")
-        classes = sum(entry.is_dir() for entry in os.scandir(folder / split))
-        if classes != data.tree.classes:
-            raise _damaged(data, folder, split, f"it has {classes} class folders instead of {data.tree.classes}")
-
-
-def _damaged(data: DataSet, folder: Path, part: str, what: str) -> DataError:
-    fix = fix_command(data, folder.parent)
-    return DataError(f"{data.title}: {folder / part} is damaged, {what}; fix it with: {fix}")
+def class_folders(split: Path) -> Iterator[tuple[str, list[str]]]:
+    """The class folders of a split and the images in each, by name."""
+    for label in sorted(entry.name for entry in os.scandir(split) if entry.is_dir()):
+        names = (entry.name for entry in os.scandir(split / label))
+        yield label, sorted(name for name in names if name.lower().endswith((".jpeg", ".jpg", ".png")))

@@ -111,32 +111,25 @@ PTB = DataSet(
     ),
 )
 
-_MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
+#: Name, size and MD5 of each file, and size and MD5 of its .gz. The authors publish no checksums; these were computed
+#: from the files in their repository.
+_MULTI30K = (
+    ("train.de", 2_110_398, "d3b4bc1671cfb805267f97f16884beba", 637_044, "81ff90b99829c0cd4b1b587d394afd39"),
+    ("train.en", 1_801_238, "053a34ece7c904dbc8c7361799afbe4c", 568_929, "0065d13af80720a55ca8153d126e6627"),
+    ("val.de", 75_981, "9f139b15d9d11936dea7af2904e57d8c", 24_681, "6e0e229eb049e3fc99a1ef02fb2d5f91"),
+    ("val.en", 63_297, "2234730e7925354b766681b029b347ec", 21_650, "2b69aa9253948ac9f67e94917272dd40"),
+    ("test_2016_flickr.de", 70_649, "cde61d7401b116652ee84099c7858ca3", 22_890, "efd67d314d98489b716b145475101932"),
+    ("test_2016_flickr.en", 62_076, "2022a6c31e2418047a0511333d55ed42", 21_077, "ff2c0fcb4893a13bd73414306bc250ae"),
+)
+_MULTI30K_RAW = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 
-#: The authors publish no checksums; these were computed from the files in their repository.
 MULTI30K = DataSet(
     name="multi30k",
     title="Multi30k task 1, German and English",
     page="https://github.com/multi30k/dataset",
     folder="multi30k",
-    files=(
-        DataFile("train.de", 2_110_398, "d3b4bc1671cfb805267f97f16884beba"),
-        DataFile("train.en", 1_801_238, "053a34ece7c904dbc8c7361799afbe4c"),
-        DataFile("val.de", 75_981, "9f139b15d9d11936dea7af2904e57d8c"),
-        DataFile("val.en", 63_297, "2234730e7925354b766681b029b347ec"),
-        DataFile("test_2016_flickr.de", 70_649, "cde61d7401b116652ee84099c7858ca3"),
-        DataFile("test_2016_flickr.en", 62_076, "2022a6c31e2418047a0511333d55ed42"),
-    ),
-    mirrors=(
-        (
-            Download(f"{_MULTI30K}/train.de.gz", "81ff90b99829c0cd4b1b587d394afd39", 637_044),
-            Download(f"{_MULTI30K}/train.en.gz", "0065d13af80720a55ca8153d126e6627", 568_929),
-            Download(f"{_MULTI30K}/val.de.gz", "6e0e229eb049e3fc99a1ef02fb2d5f91", 24_681),
-            Download(f"{_MULTI30K}/val.en.gz", "2b69aa9253948ac9f67e94917272dd40", 21_650),
-            Download(f"{_MULTI30K}/test_2016_flickr.de.gz", "efd67d314d98489b716b145475101932", 22_890),
-            Download(f"{_MULTI30K}/test_2016_flickr.en.gz", "ff2c0fcb4893a13bd73414306bc250ae", 21_077),
-        ),
-    ),
+    files=tuple(DataFile(name, size, md5) for name, size, md5, _, _ in _MULTI30K),
+    mirrors=(tuple(Download(f"{_MULTI30K_RAW}/{name}.gz", md5, size) for name, _, _, size, md5 in _MULTI30K),),
     derived=("tokens.pt",),
 )
 

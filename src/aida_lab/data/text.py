@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ class LanguageSplits:
     words: tuple[str, ...]
 
 
-def ptb(root: str | os.PathLike[str] | None = None) -> LanguageSplits:
+def ptb(root: local.Root = None) -> LanguageSplits:
     """Mikolov's Penn Treebank: 929,589 / 73,760 / 82,430 tokens, 10,000 words."""
     names = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
     return number_words(*(local.read(sets.PTB, name, root).decode("utf-8").splitlines() for name in names))
@@ -33,13 +32,11 @@ def ptb(root: str | os.PathLike[str] | None = None) -> LanguageSplits:
 def number_words(train: Iterable[str], valid: Iterable[str], test: Iterable[str]) -> LanguageSplits:
     """Number the words in order of appearance in the three texts. Each line ends in ``<eos>``."""
     numbers: dict[str, int] = {}
-    first, second, third = (
-        torch.tensor(
-            [numbers.setdefault(word, len(numbers)) for line in lines for word in (*line.split(), END_OF_LINE)],
-            dtype=torch.int64,
-        )
+    texts = [
+        [numbers.setdefault(word, len(numbers)) for line in lines for word in (*line.split(), END_OF_LINE)]
         for lines in (train, valid, test)
-    )
+    ]
+    first, second, third = (torch.tensor(ids, dtype=torch.int64) for ids in texts)
     return LanguageSplits(first, second, third, tuple(numbers))
 
 

@@ -7,19 +7,17 @@ without spaCy can train from it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aida_lab.data import local, sets
-from aida_lab.data.cache import read_cache, write_cache
-from aida_lab.data.errors import DataError
+from aida_lab.data.cache import cached
+from aida_lab.data.local import DataError, Root
 
 UNKNOWN, PAD, BEGIN, END = 0, 1, 2, 3
 SPECIAL = ("<unk>", "<blank>", "<s>", "</s>")
@@ -80,23 +78,33 @@ class Translation:
     words: tuple[str, ...]  #: of both languages; ``words[number]`` is the word
 
 
-def multi30k(root: str | os.PathLike[str] | None = None) -> Translation:
+def multi30k(root: Root = None) -> Translation:
     """German to English, 29,000 / 1,014 / 1,000 pairs, 9,521 words. Uses the cache if it is valid."""
     texts = {
         f"{split}.{language}": bytes(local.read(sets.MULTI30K, f"{file}.{language}", root))
         for split, file in SPLITS.items()
         for language in ("de", "en")
     }
-    cache = local.require(sets.MULTI30K, root) / CACHE
-    origin = hashlib.sha256(b"\0".join(texts.values())).hexdigest()
-    found = _from_cache(cache, origin)
-    if found is None:
+
+    def tokenised() -> dict[str, Any]:
         lines = {name: text.decode("utf-8").split("\n") for name, text in texts.items()}
         # the files end in a newline, and splitlines() would split at separators inside some sentences
         lines = {name: rows[:-1] if rows[-1] == "" else rows for name, rows in lines.items()}
         found = number_pairs(lines, _spacy("de"), _spacy("en"))
-        _to_cache(found, cache, origin)
-    return found
+        content: dict[str, Any] = {"words": list(found.words)}
+        for split in SPLITS:
+            pairs: Pairs = getattr(found, split)
+            for language, side in (("de", pairs.source), ("en", pairs.target)):
+                content[f"{split}.{language}"] = (side.numbers, side.starts)
+        return content
+
+    origin = hashlib.sha256(b"\0".join(texts.values())).hexdigest()
+    path = local.require(sets.MULTI30K, root) / CACHE
+    stored = cached(path, _FORMAT, origin, "the tokens", tokenised)
+    pairs = {
+        split: Pairs(*(Sentences(*stored[f"{split}.{language}"]) for language in ("de", "en"))) for split in SPLITS
+    }
+    return Translation(**pairs, words=tuple(stored["words"]))
 
 
 def number_pairs(lines: Mapping[str, Sequence[str]], german: Tokenizer, english: Tokenizer) -> Translation:
@@ -143,23 +151,3 @@ def _spacy(language: str) -> Tokenizer:
         ) from None
     tokenizer = spacy.blank(language).tokenizer
     return lambda line: [token.text for token in tokenizer(line)]
-
-
-def _from_cache(path: Path, origin: str) -> Translation | None:
-    """The content of the cache; None if it is missing, outdated or made from other sentences."""
-    stored = read_cache(path, _FORMAT, origin)
-    if stored is None:
-        return None
-    pairs = {
-        split: Pairs(*(Sentences(*stored[f"{split}.{language}"]) for language in ("de", "en"))) for split in SPLITS
-    }
-    return Translation(**pairs, words=tuple(stored["words"]))
-
-
-def _to_cache(found: Translation, path: Path, origin: str) -> None:
-    content: dict[str, Any] = {"words": list(found.words)}
-    for split in SPLITS:
-        pairs: Pairs = getattr(found, split)
-        for language, side in (("de", pairs.source), ("en", pairs.target)):
-            content[f"{split}.{language}"] = (side.numbers, side.starts)
-    write_cache(content, path, _FORMAT, origin, "the tokens")

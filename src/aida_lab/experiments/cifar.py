@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from torch import nn
+from collections.abc import Mapping
+from functools import partial
 
 from aida_lab.schedules import StepDecay
 from aida_lab.spec import Experiment, Metric, PaperResult, Tuning
@@ -44,20 +43,15 @@ _IN_FIGURES = {
 }
 
 
-def _task(model: str, data: str) -> Callable[[TaskContext], Task]:
-    def make(context: TaskContext) -> Task:
-        from aida_lab.data import images
-        from aida_lab.models.resnet import resnet34_cifar
-        from aida_lab.models.vgg import VGG11
-        from aida_lab.tasks.classification import Classification
+def _task(model: str, data: str, context: TaskContext) -> Task:
+    from aida_lab.data import images
+    from aida_lab.models.resnet import resnet34_cifar
+    from aida_lab.models.vgg import VGG11
+    from aida_lab.tasks.classification import Classification
 
-        makers: Mapping[str, Callable[[int], nn.Module]] = {"vgg11": VGG11, "resnet34": resnet34_cifar}
-        splits = (images.cifar10 if data == "cifar10" else images.cifar100)(context.data_root)
-        return Classification(
-            context, makers[model](splits.classes), splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=True
-        )
-
-    return make
+    splits = (images.cifar10 if data == "cifar10" else images.cifar100)(context.data_root)
+    network = (VGG11 if model == "vgg11" else resnet34_cifar)(splits.classes)
+    return Classification(context, network, splits, images.CIFAR_MEAN, images.CIFAR_STD, augment=True)
 
 
 def _experiment(model: str, data: str, parameters: int, paper: Mapping[str, PaperResult]) -> Experiment:
@@ -67,7 +61,7 @@ def _experiment(model: str, data: str, parameters: int, paper: Mapping[str, Pape
         title=f"{titles[model]} on {titles[data]}",
         table="III",
         data=(data,),
-        task=_task(model, data),
+        task=partial(_task, model, data),
         parameters=parameters,
         epochs=200,
         batch=128,

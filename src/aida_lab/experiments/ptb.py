@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from aida_lab.schedules import StepDecay
 from aida_lab.spec import Experiment, Metric, PaperResult, Switch, Tuning
@@ -37,9 +38,7 @@ _EPS = (1e-6, 1e-8, 1e-10, 1e-12)
 
 _TUNING = {
     # the paper's weight decay is L2; Aida decouples it by default
-    "aida": Tuning(
-        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 1.2e-6, "decoupled_weight_decay": False}
-    ),
+    "aida": Tuning({**_ADAPTIVE, "lr": 1e-3, "eps": 1e-16, "decoupled_weight_decay": False}),
     "adabelief": Tuning(_ADAPTIVE, {"lr": _LR, "eps": (1e-8, 1e-10, 1e-12, 1e-14, 1e-16)}),
     "adam": Tuning(_ADAPTIVE, {"lr": _LR, "eps": _EPS}),
     "adamw": Tuning(_ADAPTIVE, {"lr": _LR, "eps": _EPS}),
@@ -52,19 +51,16 @@ _TUNING = {
 }
 
 
-def _task(layers: int) -> Callable[[TaskContext], Task]:
-    def make(context: TaskContext) -> Task:
-        from aida_lab.data.text import batchify, ptb
-        from aida_lab.models.lstm import AwdLstm
-        from aida_lab.tasks.language import LanguageTask
+def _task(layers: int, context: TaskContext) -> Task:
+    from aida_lab.data.text import batchify, ptb
+    from aida_lab.models.lstm import AwdLstm
+    from aida_lab.tasks.language import LanguageTask
 
-        text, variant = ptb(context.data_root), context.spec.variant
-        test_batch = _EVAL_BATCH if variant == "correct" else _PUBLIC_EVAL_BATCH
-        measured = {"valid_ppl": batchify(text.valid, _EVAL_BATCH), "test_ppl": batchify(text.test, test_batch)}
-        model = AwdLstm(layers, len(text.words), "correct" if variant == "correct" else "faithful")
-        return LanguageTask(context, model, text.train, measured)
-
-    return make
+    text, variant = ptb(context.data_root), context.spec.variant
+    test_batch = _EVAL_BATCH if variant == "correct" else _PUBLIC_EVAL_BATCH
+    measured = {"valid_ppl": batchify(text.valid, _EVAL_BATCH), "test_ppl": batchify(text.test, test_batch)}
+    model = AwdLstm(layers, len(text.words), "correct" if variant == "correct" else "faithful")
+    return LanguageTask(context, model, text.train, measured)
 
 
 def _experiment(layers: int, parameters: int, paper: Mapping[str, float]) -> Experiment:
@@ -73,7 +69,7 @@ def _experiment(layers: int, parameters: int, paper: Mapping[str, float]) -> Exp
         title=f"{layers}-layer LSTM on Penn Treebank",
         table="II",
         data=("ptb",),
-        task=_task(layers),
+        task=partial(_task, layers),
         parameters=parameters,
         epochs=200,
         batch=20,

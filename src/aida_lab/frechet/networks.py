@@ -1,8 +1,9 @@
-"""Feature networks, and the input format of each."""
+"""Feature networks: their input, and their weights, which are checked by SHA-256."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.frechet import efficientnet, inception
 from aida_lab.frechet.moments import Moments
 
 
@@ -19,10 +19,8 @@ from aida_lab.frechet.moments import Moments
 class FeatureNetwork:
     """A trained network. Its input: square images of ``size`` pixels, values scaled to (value - centre) / scale."""
 
-    #: Name of the distance in a run's metrics.
-    metric: str
-    #: Name of network and weights, used in file names.
-    name: str
+    metric: str  #: name of the distance in a run's metrics
+    name: str  #: name of network and weights, used in file names
     module: nn.Module
     size: int
     centre: float
@@ -47,28 +45,44 @@ class FeatureNetwork:
         return found.on_cpu()
 
 
-def efficientnet_lite0(device: torch.device) -> FeatureNetwork:
-    """1280 features of 224 x 224 pixels."""
-    return FeatureNetwork(
-        metric="frechet_efficientnet_lite0",
-        name=Path(efficientnet.FILE.name).stem,
-        module=efficientnet.load_efficientnet_lite0().to(device),
-        size=224,
-        centre=127.0,
-        scale=128.0,
-    )
+@dataclass(frozen=True)
+class WeightsFile:
+    """A known file of weights."""
+
+    name: str
+    size: int
+    sha256: str
+    remedy: str  #: how to get it
 
 
-def inception_v3(weights: Path, device: torch.device) -> FeatureNetwork:
-    """The 2048 features of FID, of 299 x 299 pixels in [-1, 1]."""
-    return FeatureNetwork(
-        metric="fid",
-        name=Path(inception.FILE.name).stem,
-        module=inception.load_inception(weights).to(device),
-        size=299,
-        centre=127.5,
-        scale=127.5,
-    )
+class WeightsError(RuntimeError):
+    """A file of weights is missing or is not the known one."""
+
+
+def read_weights(file: WeightsFile, path: Path) -> Mapping[str, Tensor]:
+    """The tensors of the known file. Other weights would change every measured distance."""
+    if not path.is_file():
+        raise WeightsError(f"{path} does not exist; {file.name} is needed: {file.remedy}")
+    size = path.stat().st_size
+    if size != file.size:
+        raise WeightsError(f"{path} is not {file.name}: it has {size:,} bytes instead of {file.size:,}; {file.remedy}")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != file.sha256:
+        raise WeightsError(f"{path} is not {file.name}: its SHA-256 is {found} instead of {file.sha256}; {file.remedy}")
+    weights: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return weights
+
+
+def trained(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """A frozen network in eval mode with these weights.
+
+    It is built on the meta device, which draws no initial values: the feature network must not change the random
+    state of the run.
+    """
+    with torch.device("meta"):
+        network = build()
+    network.load_state_dict(weights, assign=True)
+    return network.eval().requires_grad_(False).to(device)
 
 
 @contextmanager

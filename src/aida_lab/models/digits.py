@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 
-class DigitsNet(nn.Module):
-    """Two 3x3 convolutions, a max-pool, two linear layers."""
+class DigitsNet(nn.Sequential):
+    """Two 3x3 convolutions, a max-pool, two linear layers: logits of images ``(batch, 1, 8, 8)``."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -17,9 +17,5 @@ class DigitsNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
         )
+        self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(inplace=True), nn.Linear(64, classes))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, 1, 8, 8)``."""
-        logits: Tensor = self.classifier(self.features(images).flatten(1))
-        return logits

@@ -35,8 +35,11 @@ class BasicBlock(nn.Module):
         return out
 
 
-class ResNet(nn.Module):
-    """A stem, four stages of basic blocks that halve the resolution between them, global pooling, a linear layer."""
+class ResNet(nn.Sequential):
+    """Logits of images ``(batch, 3, height, width)``.
+
+    A stem, four stages of basic blocks that halve the resolution between them, global pooling, a linear layer.
+    """
 
     def __init__(self, stem: nn.Sequential, blocks: tuple[int, int, int, int], classes: int) -> None:
         super().__init__()
@@ -52,12 +55,8 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(*stages)
         # for the 4x4 feature maps of a CIFAR image this equals the public code's 4x4 average pool
         self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
         self.fc = nn.Linear(channels, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, 3, height, width)``."""
-        logits: Tensor = self.fc(self.pool(self.stages(self.stem(images))).flatten(1))
-        return logits
 
 
 def resnet34_cifar(classes: int = 10) -> ResNet:

@@ -101,31 +101,22 @@ class FeedForward(nn.Module):
         return out
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention over the source, then the feed-forward layers."""
+class Layer(nn.Module):
+    """Self-attention, attention to the source if ``decodes``, then the feed-forward layers."""
 
-    def __init__(self, d_model: int, d_inner: int, heads: int, dropout: float) -> None:
+    def __init__(self, d_model: int, d_inner: int, heads: int, dropout: float, *, decodes: bool) -> None:
         super().__init__()
         self.attention = Attention(d_model, heads, dropout)
+        self.source_attention = Attention(d_model, heads, dropout) if decodes else None
         self.feed_forward = FeedForward(d_model, d_inner, dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        out: Tensor = self.feed_forward(self.attention(x, x, mask))
-        return out
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention over the target, attention to the source, then the feed-forward layers."""
-
-    def __init__(self, d_model: int, d_inner: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = Attention(d_model, heads, dropout)
-        self.source_attention = Attention(d_model, heads, dropout)
-        self.feed_forward = FeedForward(d_model, d_inner, dropout)
-
-    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None
+    ) -> Tensor:
         x = self.attention(x, x, mask)
-        out: Tensor = self.feed_forward(self.source_attention(x, memory, memory_mask))
+        if self.source_attention is not None:
+            x = self.source_attention(x, source, source_mask)
+        out: Tensor = self.feed_forward(x)
         return out
 
 
@@ -158,8 +149,10 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.source_norm = nn.LayerNorm(d_model, eps=NORM_EPS)
         self.target_norm = nn.LayerNorm(d_model, eps=NORM_EPS)
-        self.encoder = nn.ModuleList(EncoderLayer(d_model, d_inner, heads, dropout) for _ in range(layers))
-        self.decoder = nn.ModuleList(DecoderLayer(d_model, d_inner, heads, dropout) for _ in range(layers))
+        self.encoder, self.decoder = (
+            nn.ModuleList(Layer(d_model, d_inner, heads, dropout, decodes=decodes) for _ in range(layers))
+            for decodes in (False, True)
+        )
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
 from aida_lab.models.stem import Stem
 
@@ -15,8 +15,11 @@ from aida_lab.models.stem import Stem
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
-class VGG11(nn.Module):
-    """Eight convolutions and three linear layers with ReLU between them; dropout before the first two linear layers."""
+class VGG11(nn.Sequential):
+    """Logits of images ``(batch, 3, 32, 32)``: eight convolutions and three linear layers with ReLU between them.
+
+    Dropout comes before the first two linear layers.
+    """
 
     def __init__(self, classes: int = 10, dropout: float = 0.5) -> None:
         super().__init__()
@@ -30,6 +33,7 @@ class VGG11(nn.Module):
             # pool before the ReLU: same values and gradients, but the ReLU sees a quarter of the pixels
             layers.insert(-1, nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
+        self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
             nn.Linear(channels, 512),
@@ -40,11 +44,6 @@ class VGG11(nn.Module):
             nn.Linear(512, classes),
         )
         self.features.apply(_initialise)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, 3, 32, 32)``."""
-        logits: Tensor = self.classifier(self.features(images).flatten(1))
-        return logits
 
 
 def _initialise(module: nn.Module) -> None:

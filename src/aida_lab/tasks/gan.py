@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from aida_lab.data import images
-from aida_lab.data.root import data_root
+from aida_lab.data import data_root, images
+from aida_lab.frechet.efficientnet import efficientnet_lite0
+from aida_lab.frechet.inception import inception_v3
 from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
-from aida_lab.frechet.networks import FeatureNetwork, efficientnet_lite0, full_float32, inception_v3
+from aida_lab.frechet.networks import full_float32
 from aida_lab.models.wgan import NOISE, Critic, Generator
-from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.base import BaseTask
+from aida_lab.task import Task, TaskContext, backward_and_step, stream
 
 #: λ of the gradient penalty.
 PENALTY = 10.0
@@ -29,30 +28,29 @@ FAKES = 64_000
 _MEASURED = 128
 
 
-class WganGp(BaseTask):
+class WganGp(Task):
     """Critic and generator, all training images on the device, and the feature network."""
 
     def __init__(self, context: TaskContext) -> None:
-        spec = context.spec
-        if spec.compiled:
+        if context.spec.compiled:
             raise ValueError(
                 "torch.compile does not support the double backward of the gradient penalty; train wgan-gp without it"
             )
-        self._context, self._spec, self._device = context, spec, context.device
         # load the feature network first, so that a run fails at its start if the weights are missing
-        self._network = _feature_network(context)
+        if context.spec.variant != "inception":
+            self._network = efficientnet_lite0(context.device)
+        elif context.inception is not None:
+            self._network = inception_v3(context.inception, context.device)
+        else:
+            raise ValueError("the variant 'inception' measures FID and needs a file of weights; pass --inception FILE")
         self._pixels = images.cifar10(context.data_root).train.pixels.to(context.device)
-        self._critic = Critic().to(context.device)
-        self._generator = Generator().to(context.device)
-        self.modules: Mapping[str, nn.Module] = MappingProxyType({"critic": self._critic, "generator": self._generator})
+        self._critic, self._generator = Critic(), Generator()
+        super().__init__(context, critic=self._critic, generator=self._generator)
         self._order = torch.empty(0, dtype=torch.long)
 
     def begin_epoch(self, epoch: int) -> int:
-        spec = self._spec
-        order = torch.randperm(len(self._pixels), generator=stream(spec.seed, epoch, "order"))
-        self._order = order.to(self._device)
-        steps = -(-len(order) // spec.batch)
-        return steps if spec.limit is None else min(steps, spec.limit)
+        self._order = self._shuffled(len(self._pixels), epoch).to(self._device)
+        return -(-self._limited(len(self._order)) // self._spec.batch)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         """uint8 images of 32 x 32 pixels. The step enlarges them, which saves memory and copies."""
@@ -95,10 +93,7 @@ class WganGp(BaseTask):
             scores = self._critic(between).float()
         (slopes,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
         penalty = PENALTY * (slopes.flatten(1).norm(2, dim=1) - 1.0).square().mean()
-        loss: Tensor = penalty - estimate
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return backward_and_step(optimizer, penalty - estimate)
 
     def _generator_step(self, noise: Tensor, optimizer: Optimizer) -> None:
         with self._context.autocast():
@@ -119,10 +114,9 @@ class WganGp(BaseTask):
         return cached_moments(folder / name, origin, lambda: self._network.moments(_saved(self._pixels)))
 
     def _fake(self) -> Moments:
-        spec = self._spec
-        count = FAKES if spec.limit is None else spec.limit * spec.batch
+        count = FAKES if self._spec.limit is None else self._spec.limit * self._spec.batch
         # a separate random stream on the host, so that the noise depends neither on the training nor on the device
-        noise = torch.randn(count, NOISE, generator=stream(spec.seed, 0, "fakes"))
+        noise = torch.randn(count, NOISE, generator=stream(self._spec.seed, 0, "fakes"))
         self._generator.eval()
         try:
             return self._network.moments(self._generated(noise))
@@ -175,11 +169,3 @@ def as_saved(images: Tensor) -> Tensor:
 def _saved(pixels: Tensor) -> Iterator[Tensor]:
     for part in pixels.split(_MEASURED):
         yield as_saved(normalised(doubled(part)))
-
-
-def _feature_network(context: TaskContext) -> FeatureNetwork:
-    if context.spec.variant != "inception":
-        return efficientnet_lite0(context.device)
-    if context.inception is None:
-        raise ValueError("the variant 'inception' measures FID and needs a file of weights; pass --inception FILE")
-    return inception_v3(context.inception, context.device)

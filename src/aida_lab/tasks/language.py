@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from aida_lab.data.text import batchify
 from aida_lab.models.lstm import AwdLstm
-from aida_lab.task import TaskContext, stream
-from aida_lab.tasks.base import backward_and_step, perplexity
+from aida_lab.task import Task, TaskContext, backward_and_step, perplexity, stream
 from aida_lab.tasks.lstm_evaluation import mean_loss
 
 #: Typical number of words in a segment. The learning rate of a step is proportional to the segment length.
@@ -52,7 +51,7 @@ def segments(words: int, generator: torch.Generator) -> list[Segment]:
     ]
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """An AWD-LSTM over columns of text.
 
     Args:
@@ -68,10 +67,8 @@ class LanguageTask:
             raise ValueError(
                 "compiled=True has no effect on an LSTM, whose time goes into cuDNN's calls; use compiled=False"
             )
-        self._seed, self._limit = spec.seed, spec.limit
-        self._context, self._device = context, context.device
-        self.model = model.to(context.device)
-        self.modules: Mapping[str, nn.Module] = {"model": self.model}
+        super().__init__(context, model=model)
+        self.model = model
         self._train = batchify(train, spec.batch).to(context.device)
         longest = None if spec.limit is None else spec.limit * BPTT + 1
         self._measured = {name: columns[:longest].to(context.device) for name, columns in measured.items()}
@@ -85,7 +82,7 @@ class LanguageTask:
             self._epoch = epoch
             for part in self._parts():
                 part.zero_()
-        self._segments = segments(len(self._train), stream(self._seed, epoch, "bptt"))[: self._limit]
+        self._segments = segments(len(self._train), stream(self._spec.seed, epoch, "bptt"))[: self._spec.limit]
         return len(self._segments)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Theorem 1 term by term: as printed, with a mended proof, and with the sums measured in a run.
+"""Theorem 1 term by term: as printed, with a corrected proof, and with the sums measured in a run.
 
 Write x_t = theta_t - theta*, b_t = beta1 * lam**t, eta_t = eta / sqrt(t). One step and convexity give,
 without any assumption, for the regret of the averaged iterate (:class:`Terms` called *sums*):
@@ -8,24 +8,11 @@ without any assumption, for the regret of the averaged iterate (:class:`Terms` c
        + 1/T * sum_t eta_t/(2 (1 - b_t)) * (|v_t^-1/4 m_t|^2 + b_t |v_t^-1/4 m_{t-1}|^2)          gradients
        + 1/T * sum_t b_t/(2 eta_t (1 - b_t)) * |v_t^1/4 x_{t-1}|^2                                momentum
 
-The paper bounds the first line by its first summand. That needs
-
-    1/(2 eta_{t+1} (1 - b_{t+1})) * |v_{t+1}^1/4 x_t|^2 - 1/(2 eta_t (1 - b_t)) * |v_t^1/4 x_t|^2 <= 0,
-
-and the proof gets it by putting v_{t+1} and eta_{t+1} in place of v_t and eta_t in the *subtracted*
-part. Under the theorem's own conditions (v grows, eta falls) that makes the subtracted part larger, so the
-inequality fails. :func:`aida_lab.theory.study.refute` has a counterexample. (As printed, (3) requires
-0 < c <= v_0, but v_0 = 0, so no run satisfies it. Here (3) is required from the first step on, c <= v_1.)
-
-The mended first line. Split 1/(1 - b_t) = 1 + b_t/(1 - b_t); the second part is at most
-b_t/(2 eta_t (1 - b_t)) |v_t^1/4 x_{t-1}|^2 and goes to the momentum line, which doubles. The first
-part telescopes: with X >= |x_t[i]| for all t and i,
-
-    sum_t 1/(2 eta_t) * (...) <= X^2/(2 eta) * sum_i (sqrt(v_1) + sum_t (sqrt((t+1) v_{t+1}) - sqrt(t v_t))^+)
-                               = X^2 sqrt(T)/(2 eta) * sum_i sqrt(v_T[i])    if assumption (3) holds.
-
-The first expression needs no assumption on v (*unconditional*), the second needs (3) (*mended*). Both
-are of order 1/sqrt(T) after the division by T.
+The paper bounds the first line by its first summand, which its assumptions do not allow: see
+:func:`aida_lab.theory.study.refute`. docs/theory.md shows the inequality that points the wrong way, and derives the
+corrected bounds of the first line: one without assumption (3) on v (*unconditional*), one with it (*corrected*). Both
+are of order 1/sqrt(T). (As printed, (3) requires 0 < c <= v_0, but v_0 = 0, so no run satisfies it. Here (3) is
+required from the first step on, c <= v_1.)
 """
 
 from __future__ import annotations
@@ -73,49 +60,47 @@ class Evaluation:
     constants: Constants
     sums: Terms  #: the three sums of the proof, measured; valid for every run
     unconditional: Terms  #: closed form without assumption (3)
-    mended: Terms  #: closed form under assumption (3)
+    corrected: Terms  #: closed form under assumption (3)
     printed: Terms  #: Theorem 1
 
 
 def evaluate(run: Trajectory, horizons: Sequence[int]) -> list[Evaluation]:
     """Regret and bounds after each number of steps in ``horizons``."""
-    best = run.problem.value(run.problem.minimiser)
-    sums = _Sums(run)
+    s, best = run.schedule, run.problem.minimiser
+    t = np.arange(1, len(run) + 1, dtype=np.float64)
+    eta, b = s.eta_at(t), s.beta1_at(t)
+    x = run.thetas - best
+    root = np.sqrt(run.variances)
+    before, after = (root * x[:-1] ** 2).sum(axis=1), (root * x[1:] ** 2).sum(axis=1)
+    previous = np.vstack([np.zeros_like(run.momenta[:1]), run.momenta[:-1]])
+    energy = (run.momenta**2 / root).sum(axis=1) + b * (previous**2 / root).sum(axis=1)
+    # cumulative, so that every horizon is a lookup
+    linearised = np.cumsum((run.gradients * x[:-1]).sum(axis=1))
+    distance = np.cumsum((before - after) / (2 * eta * (1 - b)))
+    gradients = np.cumsum(eta / (2 * (1 - b)) * energy)
+    momentum = np.cumsum(b / (2 * eta * (1 - b)) * before)
+    # sqrt(t v_t) can fall if (3) fails; only its increases count
+    scaled = np.sqrt(t)[:, None] * root
+    rises = np.maximum(np.diff(scaled, axis=0), 0)
+    variation = np.vstack([scaled[:1], scaled[:1] + np.cumsum(rises, axis=0)]).sum(axis=1)
+    lowest = run.problem.value(best)
     found = []
     for T in horizons:
-        constants = _constants(run, T)
-        regret = run.problem.value(run.thetas[:T].mean(axis=0)) - best
-        gradients, momentum = _gradient_term(run, T, constants), _momentum_term(run, T, constants)
-        s = run.schedule
-        unconditional = Terms(
-            constants.X**2 * float(sums.variation[T - 1].sum()) / (2 * s.eta * T), gradients, momentum
-        )
-        last = float(np.sqrt(run.variances[T - 1]).sum())
-        mended = Terms(constants.X**2 * last / (2 * s.eta * np.sqrt(T)), gradients, momentum)
+        i, k = T - 1, _constants(run, T)
+        shared = _gradient_term(run, T, k), _momentum_term(run, T, k)
         found.append(
             Evaluation(
                 steps=T,
-                regret=regret,
-                linearised=float(sums.linearised[T - 1]) / T,
-                constants=constants,
-                sums=sums.terms(T),
-                unconditional=unconditional,
-                mended=mended,
-                printed=printed_bound(run, T, constants),
+                regret=run.problem.value(run.thetas[:T].mean(axis=0)) - lowest,
+                linearised=float(linearised[i]) / T,
+                constants=k,
+                sums=Terms(float(distance[i]) / T, float(gradients[i]) / T, float(momentum[i]) / T),
+                unconditional=Terms(k.X**2 * float(variation[i]) / (2 * s.eta * T), *shared),
+                corrected=Terms(k.X**2 * float(root[i].sum()) / (2 * s.eta * np.sqrt(T)), *shared),
+                printed=_printed_bound(run, T, k),
             )
         )
     return found
-
-
-def printed_bound(run: Trajectory, T: int, constants: Constants) -> Terms:
-    """Theorem 1 as printed in the paper (Eq. 15)."""
-    s, k = run.schedule, constants
-    d = run.thetas.shape[1]
-    first = k.D**2 / (s.eta * (1 - s.beta1) * T) * float(np.sqrt(run.variances[0]).sum())
-    norms = float(np.sqrt((run.gradients[:T] ** 4).sum(axis=0)).sum())
-    second = (1 + s.beta1) * s.eta * np.sqrt(1 + np.log(T)) / (2 * np.sqrt(k.c) * (1 - s.beta1) ** 3 * T) * norms
-    third = k.D**2 * s.beta1 * k.G * d / ((1 - s.beta1) * (1 - s.lam) ** 2 * s.eta * T) if s.beta1 else 0.0
-    return Terms(first, float(second), third)
 
 
 def monotone_share(run: Trajectory) -> Array:
@@ -134,6 +119,14 @@ def _constants(run: Trajectory, T: int) -> Constants:
         H=float(np.sqrt(run.variances[:T].max())),
         c=float(run.variances[:T].min()),
     )
+
+
+def _printed_bound(run: Trajectory, T: int, k: Constants) -> Terms:
+    """Theorem 1 as printed in the paper (Eq. 15)."""
+    s, d = run.schedule, run.thetas.shape[1]
+    first = k.D**2 / (s.eta * (1 - s.beta1) * T) * float(np.sqrt(run.variances[0]).sum())
+    third = k.D**2 * s.beta1 * k.G * d / ((1 - s.beta1) * (1 - s.lam) ** 2 * s.eta * T) if s.beta1 else 0.0
+    return Terms(first, _gradient_term(run, T, k) / (1 - s.beta1), third)
 
 
 def _gradient_term(run: Trajectory, T: int, k: Constants) -> float:
@@ -157,29 +150,3 @@ def _momentum_term(run: Trajectory, T: int, k: Constants) -> float:
         return float("inf")  # the theorem needs lam < 1; it does not cover a constant beta1
     d = int(run.thetas.shape[1])
     return k.X**2 * s.beta1 * k.H * d / ((1 - s.beta1) * (1 - s.lam) ** 2 * s.eta * T)
-
-
-class _Sums:
-    """Cumulative sums over a trajectory, so that every horizon is a lookup."""
-
-    def __init__(self, run: Trajectory) -> None:
-        t = np.arange(1, len(run) + 1, dtype=np.float64)
-        eta, b = run.schedule.eta_at(t), run.schedule.beta1_at(t)
-        x = run.thetas - run.problem.minimiser
-        root = np.sqrt(run.variances)
-        before = (root * x[:-1] ** 2).sum(axis=1)
-        after = (root * x[1:] ** 2).sum(axis=1)
-        previous = np.vstack([np.zeros_like(run.momenta[:1]), run.momenta[:-1]])
-        energy = (run.momenta**2 / root).sum(axis=1) + b * (previous**2 / root).sum(axis=1)
-        self.linearised: Array = np.cumsum((run.gradients * x[:-1]).sum(axis=1))
-        self._distance = np.cumsum((before - after) / (2 * eta * (1 - b)))
-        self._gradients = np.cumsum(eta / (2 * (1 - b)) * energy)
-        self._momentum = np.cumsum(b / (2 * eta * (1 - b)) * before)
-        # sqrt(t v_t) can fall if (3) fails; only its increases count
-        scaled = np.sqrt(t)[:, None] * root
-        rises = np.maximum(np.diff(scaled, axis=0), 0)
-        self.variation: Array = np.vstack([scaled[:1], scaled[:1] + np.cumsum(rises, axis=0)])
-
-    def terms(self, T: int) -> Terms:
-        i = T - 1
-        return Terms(float(self._distance[i]) / T, float(self._gradients[i]) / T, float(self._momentum[i]) / T)

@@ -8,6 +8,7 @@ As in the theorem, it differs from the optimizer in three ways: the learning rat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +27,10 @@ class Schedule:
     eps: float = 1e-8
     xi: float = 1e-20
 
-    def eta_at(self, steps: Array) -> Array:
+    def eta_at(self, steps: Any) -> Any:
         return self.eta / np.sqrt(steps)
 
-    def beta1_at(self, steps: Array) -> Array:
+    def beta1_at(self, steps: Any) -> Any:
         """beta1 * lam**t for t = 1, 2, ... The first value is beta1 * lam, not beta1 as in the proof."""
         return self.beta1 * self.lam**steps
 
@@ -51,7 +52,6 @@ class Trajectory:
     """The record of a run. The first axis is time: row t - 1 of an array is the paper's index t."""
 
     problem: Problem
-    method: Method
     schedule: Schedule
     thetas: Array  #: (T + 1, d): theta_0 ... theta_T
     gradients: Array  #: (T, d): g_1 ... g_T
@@ -85,21 +85,21 @@ def descend(
     thetas[0] = theta
     gradients, momenta, variances = np.empty((3, steps, len(theta)))
     for t in range(1, steps + 1):
-        picked = None if batch is None else rows.integers(0, len(problem.features), batch)  # type: ignore[attr-defined]
+        picked = None if batch is None else rows.integers(0, len(problem.features), batch)  # type: ignore[union-attr]
         g = problem.gradient(theta, picked)
-        beta1 = schedule.beta1 * schedule.lam**t
+        beta1 = schedule.beta1_at(t)
         m = beta1 * m + (1 - beta1) * g
         kept = v
         residual = _residual(m, g, problem, method, schedule)
         v = schedule.beta2 * v + (1 - schedule.beta2) * residual**2 + schedule.eps
         if monotone:
             v = np.maximum(v, kept)
-        eta = schedule.eta / np.sqrt(t)
+        eta = schedule.eta_at(t)
         if bias_corrected:
             eta *= np.sqrt(1 - schedule.beta2**t) / (1 - schedule.beta1**t)
         theta = theta - eta * m / np.sqrt(v)
         thetas[t], gradients[t - 1], momenta[t - 1], variances[t - 1] = theta, g, m, v
-    return Trajectory(problem, method, schedule, thetas, gradients, momenta, variances)
+    return Trajectory(problem, schedule, thetas, gradients, momenta, variances)
 
 
 def _residual(m: Array, g: Array, problem: Problem, method: Method, schedule: Schedule) -> Array:

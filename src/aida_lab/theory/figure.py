@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aida.stepsizes.drawing import COLOURS, GREY, new_figure, save, styled
 from aida_lab.theory import epsilon
-from aida_lab.theory.study import Regret, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from aida_lab.theory.study import SCHEDULE, Regret, Study
 
 METHOD_COLOURS = {"Aida": COLOURS[0], "AdaBelief": COLOURS[1]}
 
 
-def draw(study: Study) -> Figure:
+def draw_to(study: Study, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write ``theory.png`` and ``theory.svg`` into a folder."""
     with styled():
         figure = new_figure(12.5, 6.8)
         axes = figure.subplots(2, 3)
-        problems = [certificate.problem for certificate in study.certificates]
-        for column, problem in enumerate(problems):
+        for column, problem in enumerate(dict.fromkeys(regret.problem for regret in study.regrets)):
             regrets = [regret for regret in study.regrets if regret.problem == problem and not regret.enforced]
             _draw_regret(axes[0, column], problem, regrets)
             _draw_monotone(axes[1, column], problem, regrets)
         _draw_refutation(axes[0, 2], study)
-        _draw_epsilon(axes[1, 2], study)
-    return figure
-
-
-def draw_to(study: Study, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write ``theory.png`` and ``theory.svg`` into a folder."""
-    return save(draw(study), Path(folder) / "theory")
+        _draw_epsilon(axes[1, 2])
+    return save(figure, Path(folder) / "theory")
 
 
 def _draw_regret(axis: Any, problem: str, regrets: list[Regret]) -> None:
@@ -48,7 +40,7 @@ def _draw_regret(axis: Any, problem: str, regrets: list[Regret]) -> None:
     steps = [e.steps for e in aida.evaluations]
     bounds = (
         ("Theorem 1 as printed", [e.printed.total for e in aida.evaluations], ":", "left"),
-        ("mended bound", [e.unconditional.total for e in aida.evaluations], "--", "right"),
+        ("corrected bound", [e.unconditional.total for e in aida.evaluations], "--", "right"),
         ("the proof's sums, measured", [e.sums.total for e in aida.evaluations], "-", "left"),
     )
     for label, values, style, side in bounds:
@@ -80,7 +72,8 @@ def _draw_refutation(axis: Any, study: Study) -> None:
     regret = np.array([e.regret for e in study.refutation])
     printed = np.array([e.printed.total for e in study.refutation])
     axis.plot(steps, regret, color=COLOURS[0], lw=1.8, label="measured regret (Aida, K = 2, β1 = 0.9)")
-    axis.plot(steps, [e.mended.total for e in study.refutation], color=GREY, ls="--", lw=1.3, label="mended bound")
+    corrected = [e.corrected.total for e in study.refutation]
+    axis.plot(steps, corrected, color=GREY, ls="--", lw=1.3, label="corrected bound")
     axis.plot(steps, printed, color=GREY, ls=":", lw=1.6, label="Theorem 1 as printed")
     broken = printed < regret
     axis.fill_between(steps, printed, regret, where=broken, interpolate=True, color=COLOURS[1], alpha=0.22, lw=0)
@@ -91,8 +84,8 @@ def _draw_refutation(axis: Any, study: Study) -> None:
     axis.legend(loc="upper right")
 
 
-def _draw_epsilon(axis: Any, study: Study) -> None:
-    beta2, eps = study.schedule.beta2, study.schedule.eps
+def _draw_epsilon(axis: Any) -> None:
+    beta2, eps = SCHEDULE.beta2, SCHEDULE.eps
     belief = np.geomspace(1e-9, 1e-1, 300)
     axis.plot(
         belief, epsilon.outer_stepsize(belief, eps), color=COLOURS[3], lw=1.4, label="eps outside only (AdaBelief*)"

@@ -1,49 +1,18 @@
-"""Convex problems with a known minimiser, which a regret needs."""
+"""Convex problems with a known minimiser, which a regret needs.
+
+Each is a function of one flat vector. ``layers`` are the slices of its layers: projections act per layer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-
-
-class Problem(Protocol):
-    """A differentiable convex function of one flat vector, which consists of layers."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def layers(self) -> tuple[slice, ...]:
-        """The slice of each layer in the flat vector. Projections act per layer."""
-        ...
-
-    @property
-    def start(self) -> Array: ...
-
-    @property
-    def minimiser(self) -> Array: ...
-
-    def value(self, theta: Array) -> float: ...
-
-    def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
-        """The gradient at ``theta``, over the examples ``rows`` or over all."""
-        ...
-
-
-@dataclass(frozen=True)
-class Minimum:
-    """A minimiser with a bound on its error."""
-
-    theta: Array
-    gradient_norm: float
-    #: f(theta) is at most this far above the true minimum: |gradient|^2 / (2 * l2), by strong convexity
-    gap: float
 
 
 @dataclass(frozen=True)
@@ -72,25 +41,20 @@ class LogisticRegression:
     def start(self) -> Array:
         return np.zeros(self.layers[-1].stop)
 
-    @property
-    def minimiser(self) -> Array:
-        return self.minimum.theta
-
     @cached_property
-    def minimum(self) -> Minimum:
+    def minimiser(self) -> Array:
         from scipy.optimize import minimize  # type: ignore[import-untyped]
 
         # tolerances below float64 precision: it runs until no step improves f any more
         options = {"maxiter": 20_000, "maxfun": 40_000, "maxcor": 50, "ftol": 0.0, "gtol": 1e-13}
         found = minimize(self._value_and_gradient, self.start, jac=True, method="L-BFGS-B", options=options)
-        theta = np.asarray(found.x, dtype=np.float64)
-        norm = float(np.linalg.norm(self.gradient(theta)))
-        return Minimum(theta, norm, norm**2 / (2 * self.l2))
+        return np.asarray(found.x, dtype=np.float64)
 
     def value(self, theta: Array) -> float:
         return self._value_and_gradient(theta)[0]
 
     def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
+        """The gradient over the examples ``rows``, or over all."""
         return self._value_and_gradient(theta, rows)[1]
 
     def _value_and_gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> tuple[float, Array]:
@@ -138,6 +102,9 @@ class SmoothAbsolute:
 
     def gradient(self, theta: Array, rows: NDArray[np.intp] | None = None) -> Array:
         return theta / np.hypot(1, theta)
+
+
+Problem = LogisticRegression | SmoothAbsolute
 
 
 def breast_cancer(l2: float = 1e-3) -> LogisticRegression:
