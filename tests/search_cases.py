@@ -24,11 +24,11 @@ from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
 from aida_lab.runs.store import RunFolder
 from aida_lab.search import liveness
+from aida_lab.search.loop import Search, SearchLoop
 from aida_lab.search.plan import Plan, plan_of
-from aida_lab.search.protocol import Protocol, Search
 from aida_lab.search.space import as_text
 from aida_lab.search.storage import Storage, sqlite_in
-from aida_lab.search.trials import CONFIGURATION, Register
+from aida_lab.search.trials import CONFIGURATION, Studies
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
@@ -119,8 +119,8 @@ class Worker:
         self.expected: list[RunSpec] = []
         self.stop = Stop()
         self.storage = Storage(address)
-        self.register = Register(self.storage, timeout)
-        self.searches = [Search(each, self.register) for each in plans]
+        self.studies = Studies(self.storage, timeout)
+        self.searches = [Search(each, self.studies) for each in plans]
         self._out = out
 
     def carry_out(self, runner: str = "search_cases:run", jobs: int = 1) -> None:
@@ -128,10 +128,10 @@ class Worker:
         with pytest.MonkeyPatch.context() as patch:
             # nothing was trained, so there is nothing to free, and gc.collect() takes half a second
             patch.setattr("aida_lab.workers.attempt._clean_up", lambda: None)
-            Protocol(self.searches, queue, self.listen, self.expected.extend, self.stop).carry_out()
+            SearchLoop(self.searches, queue, self.listen, self.expected.extend, self.stop).run()
 
     def close(self) -> None:
-        self.register.close()
+        self.studies.close()
         self.storage.close()
 
 

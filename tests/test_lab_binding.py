@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from aida_lab.runs.checkpoints import save_checkpoint
-from aida_lab.runs.store import DONE, RunFolder, RunLostError, StoreError, read_run
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.lock import RunLostError
+from aida_lab.runs.records import DONE, read_run
+from aida_lab.runs.store import RunFolder
 from store_cases import RESULT, SPEC, advance, checkpoints, reopened, silently_loaded, weights_at
 
 

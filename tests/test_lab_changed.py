@@ -17,7 +17,8 @@ from aida_lab.data import local, sets
 from aida_lab.experiments import find_experiment
 from aida_lab.external import import_optimizer, source_of
 from aida_lab.request import RunRequest
-from aida_lab.runs.store import StoreError, read_run, read_sessions, scan
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.records import read_run, read_sessions, scan
 from aida_lab.training import environment
 from aida_lab.training import run as train
 from aida_lab.training.environment import changes
@@ -189,7 +190,7 @@ def test_a_run_on_other_data_is_trained_again_and_one_on_data_that_is_not_there_
     monkeypatch.setattr(local, "_digits_sum", lambda: "other")
     assert "digits was changed since (md5 " in call("train", "digits", *QUICK).output
     assert "skipped" in call("train", "digits", *QUICK).output
-    monkeypatch.setattr("aida_lab.training.provenance.checksum", lambda data, root: None)
+    monkeypatch.setattr("aida_lab.training.environment.checksum", lambda data, root: None)
     assert "skipped" in call("train", "digits", *QUICK).output
     (record,) = scan("runs")
     assert len(read_sessions(record.path)) == 2

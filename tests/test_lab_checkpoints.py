@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from aida_lab.runs.checkpoints import checkpoint_files
-from aida_lab.runs.store import RunFolder, StoreError
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.store import RunFolder
 from store_cases import (
     SPEC,
     advance,

@@ -16,7 +16,7 @@ from aida_lab.runs import archives
 from aida_lab.runs.archives import pack, unpack
 from aida_lab.runs.collecting import collect
 from aida_lab.runs.files import StoreError, file_exists, read_archive, read_regular
-from aida_lab.runs.store import read_curve, read_run, read_sessions, scan
+from aida_lab.runs.records import read_curve, read_run, read_sessions, scan
 from report_fixture import spec, write_run, write_stepsizes
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.progress.display import Lines, shown
-from aida_lab.progress.status import Board, duration, in_words
+from aida_lab.progress.status import Board, in_words, time_left
 from aida_lab.request import RunRequest
 
 DIGITS = find_experiment("digits")
@@ -137,4 +137,5 @@ def test_bars_show_the_running_and_how_many_are_done(board, specs):
 
 def test_numbers_in_words():
     assert [in_words(value) for value in (93.4149, 0.21834, 1.0, None)] == ["93.41", "0.2183", "1", ""]
-    assert [duration(value) for value in (None, 5, 125, 3725.4)] == ["", "0:05", "2:05", "1:02:05"]
+    times = [time_left(value) for value in (None, 5, 125, 3725.4)]
+    assert times == ["", "0:05 left", "2:05 left", "1:02:05 left"]

@@ -14,14 +14,13 @@ from aida.catalog import catalog
 from aida_lab.data import images, translation
 from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
-from aida_lab.runs.store import read_curve
+from aida_lab.runs.records import read_curve
 from aida_lab.spec import RunSpec
-from aida_lab.training.loop import Training
+from aida_lab.training.loop import Training, as_asgd
 from aida_lab.training.optimizers import build
 from aida_lab.training.options import Options
 from aida_lab.training.run import Interrupted, own_stream, run
 from aida_lab.training.steps import PLAIN_STEPS, GraphSteps
-from aida_lab.training.switching import as_asgd
 from text_runs import VOCABULARY, pairs
 
 pytestmark = pytest.mark.gpu

@@ -8,22 +8,24 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from aida_lab.runs.store import RunFolder, read_run, read_sessions
+from aida_lab.events import Pruned
+from aida_lab.runs.records import read_run, read_sessions
+from aida_lab.runs.store import RunFolder
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.workers import jobs as jobs_module
 from aida_lab.workers.attempt import Outcome
 from aida_lab.workers.jobs import Jobs
 from aida_lab.workers.mps import Sharing
-from aida_lab.workers.worker import read_request, request
 from fake_runs import spec
 
 CPU = Options(device="cpu")
+QUEUE_OPTIONS = Options("cpu", Path("/data"), None, 2, False, 1.5)
 
 
 class Events(list):
@@ -120,7 +122,7 @@ def queue(tmp_path_factory):
             before = os.dup(1)
             os.dup2(printed.fileno(), 1)
             try:
-                for outcome in Jobs(out, CPU, 2, "fake_runs:run").work(specs(), events, Stop()):
+                for outcome in Jobs(out, QUEUE_OPTIONS, 2, "fake_runs:run").work(specs(), events, Stop()):
                     outcomes[outcome.key] = outcome
                     counts.append((len(taken), len(outcomes)))
             finally:
@@ -258,10 +260,25 @@ def test_the_working_directory_comes_last_on_the_module_path(tmp_path, monkeypat
     assert jobs_module._module_path().split(os.pathsep) == ["/of python", "/of packages", str(tmp_path)]
 
 
-def test_a_request_survives_encoding():
-    options = Options("cuda:1", Path("/data"), None, 2, False, 1.5, 3, True)
-    sent = json.loads(json.dumps(request(spec(3), Path("out"), options)))
-    assert read_request(sent) == (spec(3), Path("out"), options)
+def test_a_worker_gets_all_options(queue):
+    (its,) = queue.sessions("finish")
+    assert its["options"] == repr(replace(QUEUE_OPTIONS, threads=3, at_once=2))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_listener_prunes_a_run(tmp_path, jobs):
+    pruned, other = spec(0, epochs=200, does="save"), spec(1)
+
+    def listen(event):
+        if event.run == pruned.key and event.kind == "epoch":
+            raise Pruned
+
+    found = work([pruned, other], tmp_path, jobs, listen)
+    assert [found[each.key].state for each in (pruned, other)] == ["pruned", "finished"]
+    record = read_run(tmp_path / pruned.key)
+    assert record.state == "stopped"
+    assert 1 <= record.rows < 200
+    assert not (tmp_path / pruned.key / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,7 +10,8 @@ import pytest
 
 from aida_lab.runs.files import StoreError, append_line, open_regular, read_regular, sync, write_whole
 from aida_lab.runs.lock import Lock, is_held
-from aida_lab.runs.store import RunFolder, scan
+from aida_lab.runs.records import scan
+from aida_lab.runs.store import RunFolder
 from report_fixture import spec, write_run
 from store_cases import RESULT, SPEC, advance
 

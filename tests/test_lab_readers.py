@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aida_lab.data import images, local, sets, text, translation
-from aida_lab.data.errors import DataError
+from aida_lab.data import DataError, images, local, sets, text, translation
 from aida_lab.data.fetch import import_from
 from aida_lab.data.sets import DataFile
 from real_data import needs

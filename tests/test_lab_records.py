@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import aida_lab
-from aida_lab.runs.store import RunFolder, RunRecord, StoreError, read_curve, read_run, scan
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.records import RunRecord, read_curve, read_run, scan
+from aida_lab.runs.store import RunFolder
 from store_cases import RESULT, SPEC, advance, hold, process
 
 

@@ -13,7 +13,10 @@ from dataclasses import replace
 import pytest
 
 from aida.stepsizes.sinks import JsonLines
-from aida_lab.runs.store import RunBusyError, RunFolder, StoreError, read_sessions, writing
+from aida_lab.runs.files import StoreError, writing
+from aida_lab.runs.lock import RunBusyError
+from aida_lab.runs.records import read_sessions
+from aida_lab.runs.store import RunFolder
 from store_cases import (
     RESULT,
     SPEC,

@@ -13,9 +13,8 @@ from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
 from aida_lab.schedules import Restarted, StepDecay
 from aida_lab.spec import RunSpec, Switch
-from aida_lab.training.loop import Training
+from aida_lab.training.loop import Switching, Training
 from aida_lab.training.options import Options
-from aida_lab.training.switching import Switching
 from lab_cases import one_thread_and_a_seed, words
 
 same_start = pytest.fixture(autouse=True)(one_thread_and_a_seed)

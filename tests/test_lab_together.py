@@ -16,7 +16,8 @@ import torch
 from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
-from aida_lab.runs.store import RunFolder, read_curve, read_run, scan
+from aida_lab.runs.records import read_curve, read_run, scan
+from aida_lab.runs.store import RunFolder
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
 from aida_lab.training.run import run

@@ -14,7 +14,7 @@ import pytest
 
 from aida_lab.experiments import find_experiment
 from aida_lab.request import RunRequest
-from aida_lab.runs.store import scan
+from aida_lab.runs.records import scan
 from aida_lab.spec import RunSpec
 
 pytest.importorskip("PIL", reason="reads JPEG files")

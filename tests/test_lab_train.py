@@ -21,8 +21,9 @@ from aida.catalog import catalog
 from aida_lab.events import Event
 from aida_lab.experiments import experiments, find_experiment
 from aida_lab.request import RunRequest
-from aida_lab.runs.files import read_archive
-from aida_lab.runs.store import RunFolder, StoreError, read_curve
+from aida_lab.runs.files import StoreError, read_archive
+from aida_lab.runs.records import read_curve
+from aida_lab.runs.store import RunFolder
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.tasks.classification import Classification
@@ -268,7 +269,7 @@ def test_a_run_killed_twenty_times_ends_as_if_never_killed(tmp_path: Path) -> No
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
-    from aida_lab.runs.store import RunBusyError
+    from aida_lab.runs.lock import RunBusyError
 
     with RunFolder.open(tmp_path, digits()), pytest.raises(RunBusyError):
         run(digits(), tmp_path, CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from typer.testing import CliRunner
 import search_cases
 from aida_lab.cli import app
 from aida_lab.events import Event
-from aida_lab.runs.store import RunFolder, read_run, scan
-from aida_lab.search import pruning
-from aida_lab.search.measured import Measured
+from aida_lab.runs.records import read_run, scan
+from aida_lab.runs.store import RunFolder
+from aida_lab.search.findings import Measured
 from aida_lab.search.storage import missing_packages, sqlite_in
 from aida_lab.search.trials import ENDED, MEASURED, RUN
 from aida_lab.spec import Metric
@@ -71,6 +72,14 @@ def test_more_seeds_add_repetitions(tmp_path, address):
     assert len([event for event in ours.events if event.kind == "started"]) == 2
 
 
+def test_other_seeds_share_the_study_of_the_repetitions(tmp_path, address):
+    findings(plan(over=LR, seeds=(2, 3)), tmp_path, address)
+    found, ours = findings(plan(over=LR, seeds=(0, 1)), tmp_path, address)
+    assert found.complete
+    assert [row.spec.seed for row in found.repetitions] == [0, 1]
+    assert len([event for event in ours.events if event.kind == "started"]) == 1  # seed 0 was a search run
+
+
 def test_a_repetition_that_was_a_search_run_on_another_machine_is_not_trained_again(tmp_path, address):
     findings(plan(over=LR, seeds=(1,)), tmp_path / "one", address)
     found, ours = findings(plan(over=LR, seeds=(0, 1)), tmp_path / "two", address)
@@ -123,7 +132,7 @@ def test_a_second_ctrl_c_releases_leases(tmp_path, address):
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, address, monkeypatch):
     made = plan(over={"lr": (0.1, 0.01)}, seeds=(0,))
     held = RunFolder.open(tmp_path, made.spec({"lr": 0.1}))
-    monkeypatch.setattr("aida_lab.search.protocol._POLL", 0.01)
+    monkeypatch.setattr("aida_lab.search.loop._POLL", 0.01)
     notes = []
 
     def release_on_note(event: Event) -> None:
@@ -159,7 +168,7 @@ def test_runs_are_compared_by_the_best_or_the_last_epoch():
     assert first.value("best", accuracy) > second.value("best", accuracy) > lost.value("best", accuracy)
     assert first.value("last", accuracy) < second.value("last", accuracy)
     assert lost.value("best", loss) > first.value("best", loss)
-    assert Measured.from_json(json.loads(json.dumps(first.to_json()))) == first
+    assert Measured(**json.loads(json.dumps(asdict(first)))) == first
 
 
 def test_tpe_tries_values_between_the_ends(tmp_path, address):
@@ -185,10 +194,9 @@ def test_a_search_by_tpe_is_deterministic(tmp_path):
     assert rates[0] == rates[1]
 
 
-def test_the_median_pruner_stops_worse_runs(tmp_path, address, monkeypatch):
-    monkeypatch.setattr("aida_lab.training.run.run", search_cases.run)
+def test_the_median_pruner_stops_worse_runs(tmp_path, address):
     made = plan(over={"lr": (0.1, 0.2, 0.05, 0.08, 0.12, 1e-5, 0.09)}, epochs=8, pruner="median", seeds=(0,))
-    found, _ = findings(made, tmp_path, address, pruning.RUNNER)
+    found, _ = findings(made, tmp_path, address)
     assert [row.state for row in found.rows] == ["finished"] * 5 + ["pruned", "finished"]
     assert found.complete
     folder = tmp_path / found.rows[5].spec.key
@@ -196,7 +204,6 @@ def test_the_median_pruner_stops_worse_runs(tmp_path, address, monkeypatch):
     # in the first epoch after the first quarter
     assert read_run(folder).rows == found.rows[5].measured.best_epoch == 3
     assert [trial.state for trial in trials(address, made.name)].count(TrialState.PRUNED) == 1
-    assert not list((tmp_path / "search").glob("*.given-up"))
     assert not (folder / "checkpoints").exists()
     # a pruned run can be trained later
     assert search_cases.run(found.rows[5].spec, tmp_path, None, lambda event: None)["state"] == "finished"
@@ -257,7 +264,7 @@ def test_all_methods_of_a_table_and_a_shortened_search(folder, monkeypatch):
 
 
 def test_if_the_best_diverges_at_full_length_the_next_best_is_named(folder, monkeypatch):
-    monkeypatch.setattr("aida_lab.workers.attempt.RUNNER", "search_cases:run")
+    monkeypatch.setattr("aida_lab.training.run.run", search_cases.run)
     words = ("digits", "--optimizer", "sgd", "--epochs", 2, "--repeat-epochs", 4, "--over")
     found = call(*words, "lr=0.003,0.3,0.01")
     assert found.exit_code == 0, found.output
@@ -335,6 +342,6 @@ def test_a_trial_stores_the_result_of_its_run(tmp_path, address):
     kept = {trial.user_attrs[RUN]: trial for trial in trials(address, made.name)}
     for row in found.rows:
         trial = kept[row.spec.key]
-        assert Measured.from_json(trial.user_attrs[MEASURED]) == row.measured
+        assert Measured(**trial.user_attrs[MEASURED]) == row.measured
         assert trial.value == row.measured.best
         assert trial.params == row.configuration

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 import postgres
-from aida_lab.runs.store import read_run, read_sessions
+from aida_lab.runs.records import read_run, read_sessions
 from aida_lab.search.plan import Plan
 from aida_lab.search.storage import Storage, StorageError, sqlite_in
 from aida_lab.search.trials import ENDED, RUN, WITHDRAWN, WORKER
@@ -118,7 +118,9 @@ def test_machines_share_a_search_on_postgresql_and_one_dies(tmp_path, server):
         started([*words(one, address), "--grace", "3"], tmp_path / "first", system="one") as first,
         started([*words(two, address), "--grace", "3"], tmp_path / "second", system="two") as second,
     ):
-        until(lambda: rows(one) >= 2 and rows(two) >= 2)
+        until(lambda: rows(one) >= 2)
+        os.kill(first.pid, signal.SIGSTOP)  # so that it is killed during a run, however late the second one starts
+        until(lambda: rows(two) >= 2)
         first.kill()
         ends_well(second, tmp_path / "second")
     check_all_is_measured_once(address, made)

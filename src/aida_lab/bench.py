@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from aida_lab.runs.store import read_curve
+from aida_lab.runs.records import read_curve
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.training.environment import choose_device, describe
@@ -114,19 +114,16 @@ def as_markdown(timings: Sequence[Timing]) -> str:
         "| experiment | method | precision | at once | s per epoch | with evaluation | against AdamW | epochs |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {each.experiment} | {each.method} | {each.precision}{', compiled' if each.compiled else ''} | {each.jobs} "
-        f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {len(each.seconds)} |"
-        for each, ratio in _against_adamw(timings)
-    ]
-    return "\n".join(lines)
-
-
-def _against_adamw(timings: Sequence[Timing]) -> Iterator[tuple[Timing, str]]:
-    known = {(each.experiment, each.jobs): each.training for each in timings if each.method == "adamw"}
+    adamw = {(each.experiment, each.jobs): each.training for each in timings if each.method == "adamw"}
     for each in timings:
-        reference = known.get((each.experiment, each.jobs))
-        yield each, "" if reference is None else f"{each.training / reference:.3f}×"
+        reference = adamw.get((each.experiment, each.jobs))
+        ratio = "" if reference is None else f"{each.training / reference:.3f}×"
+        precision = each.precision + (", compiled" if each.compiled else "")
+        lines.append(
+            f"| {each.experiment} | {each.method} | {precision} | {each.jobs} "
+            f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {len(each.seconds)} |"
+        )
+    return "\n".join(lines)
 
 
 def _timing(spec: RunSpec, jobs: int, rows: Sequence[dict[str, Any]]) -> Timing:

@@ -26,4 +26,8 @@ class Event:
     text: str = ""
 
 
+class Pruned(Exception):  # noqa: N818 - not an error
+    """Raised by a listener to stop the run of an "epoch" event. Its curve is kept, its checkpoints are deleted."""
+
+
 Listener = Callable[[Event], None]

@@ -49,18 +49,15 @@ class PaperResult:
     mean: float
     std: float | None = None
     seconds: float | None = None
-    #: Whether it is the best of all configurations and repetitions instead of a mean.
-    best: bool = False
+    best: bool = False  #: whether it is the best of all configurations and repetitions instead of a mean
 
 
 @dataclass(frozen=True)
 class Tuning:
     """The values of one optimizer in one experiment; the optimizer's defaults fill in the rest."""
 
-    #: Values that the paper's appendix fixes.
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    #: Sets of values that it searched.
-    searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)  #: values that the paper's appendix fixes
+    searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  #: sets of values that it searched
 
     def __post_init__(self) -> None:
         for name in ("fixed", "searched"):
@@ -81,36 +78,27 @@ class Experiment:
 
     name: str
     title: str
-    #: The table of the paper, such as "III"; empty if the experiment is not in the paper.
-    table: str
-    #: The names of its data sets in ``aida data``.
-    data: tuple[str, ...]
-    #: Creates model, data and evaluation on a device; called when a run starts.
-    task: Callable[[TaskContext], Task]
+    table: str  #: the table of the paper, such as "III"; empty if the experiment is not in the paper
+    data: tuple[str, ...]  #: the names of its data sets in ``aida data``
+    task: Callable[[TaskContext], Task]  #: creates model, data and evaluation on a device; called when a run starts
     parameters: int
     epochs: int
     batch: int
     schedule: Schedule
-    #: The metric of each variant; the first variant is the default.
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, Metric]  #: the metric of each variant; the first variant is the default
     #: Values by optimizer; an entry for a method, such as "aida-k1", comes before that for its optimizer.
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
     #: What the paper reports, by method (:attr:`RunSpec.method`).
     paper: Mapping[str, PaperResult] = field(default_factory=dict)
-    #: The variant that these results belong to; empty for the default.
-    paper_variant: str = ""
+    paper_variant: str = ""  #: the variant that these results belong to; empty for the default
     #: Variants in which SGD is replaced by ASGD; the paper's result for SGD belongs to these too.
     switches: Mapping[str, Switch] = field(default_factory=dict)
     #: The data sets of variants that read other ones.
     variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Whether compiling the model pays off on a GPU; it takes most of a minute at the start.
-    compiled: bool = False
-    #: Whether several processes under torchrun can train it together.
-    distributed: bool = False
-    #: Steps between two stepsize measurements for ``--probe`` without a number.
-    probe_every: int = 391
-    #: What a reader must know: traps of the public code, and our choices if the paper says nothing.
-    notes: str = ""
+    compiled: bool = False  #: whether compiling the model pays off on a GPU; it takes most of a minute at the start
+    distributed: bool = False  #: whether several processes under torchrun can train it together
+    probe_every: int = 391  #: steps between two stepsize measurements for ``--probe`` without a number
+    notes: str = ""  #: what a reader must know: traps of the public code, and our choices if the paper says nothing
 
     def __post_init__(self) -> None:
         for name in ("metrics", "tuning", "paper", "switches", "variant_data"):
@@ -167,26 +155,19 @@ class RunSpec:
     """Everything that determines a run's numbers on a given machine."""
 
     experiment: str
-    #: A name in the catalog, or ``module:Class``.
-    optimizer: str
-    #: Every hyper-parameter, resolved.
-    hyper: Mapping[str, Any]
+    optimizer: str  #: a name in the catalog, or ``module:Class``
+    hyper: Mapping[str, Any]  #: every hyper-parameter, resolved
     seed: int
     epochs: int
     batch: int
     precision: Precision
-    #: One of the experiment's variants.
-    variant: str = "default"
-    #: Whether the model is compiled; compiled kernels round differently.
-    compiled: bool = False
-    #: Whether only deterministic kernels are used; all are on a CPU.
-    deterministic: bool = False
-    #: Steps between two stepsize measurements; 0 for none.
-    probe_every: int = 0
+    variant: str = "default"  #: one of the experiment's variants
+    compiled: bool = False  #: whether the model is compiled; compiled kernels round differently
+    deterministic: bool = False  #: whether only deterministic kernels are used; all are on a CPU
+    probe_every: int = 0  #: steps between two stepsize measurements; 0 for none
     #: The most batches per epoch and per evaluation; None for all. For trials, not for tables.
     limit: int | None = None
-    #: Steps of linear warm-up to the experiment's schedule; 0 for none.
-    warmup: int = 0
+    warmup: int = 0  #: steps of linear warm-up to the experiment's schedule; 0 for none
 
     def __post_init__(self) -> None:
         # as read from JSON, so that a spec read from its file equals the one written

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aida_lab.events import Event, Listener
-from aida_lab.progress.status import STYLES, Board, RunProgress, duration
+from aida_lab.progress.status import STYLES, Board, RunProgress, time_left
 from aida_lab.runs.files import printable
 
 #: Seconds between two lines about one run without a terminal.
@@ -22,15 +22,10 @@ def shown(console: Any, board: Board) -> Iterator[Listener]:
         return
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[epoch]}", markup=False),
-        TextColumn("{task.fields[metric]}", markup=False),
-        TextColumn("{task.fields[left]}", markup=False),
-    )
+    names = ("description", "fields[epoch]", "fields[metric]", "fields[left]")
+    label, *words = (TextColumn(f"{{task.{each}}}", markup=False) for each in names)
     # redrawn twice per second: more would slow down training on a small machine
-    with Progress(*columns, console=console, refresh_per_second=2) as progress:
+    with Progress(label, BarColumn(bar_width=20), *words, console=console, refresh_per_second=2) as progress:
         yield Bars(progress, board)
 
 
@@ -41,7 +36,7 @@ class Bars:
         self._progress = progress
         self._board = board
         self._lines: dict[str, Any] = {}
-        self._overall: Any = progress.add_task("all runs", total=None, epoch="", metric="", left="")
+        self._overall = self._add("all runs", None)
         self._draw_all()
 
     def __call__(self, event: Event) -> None:
@@ -59,27 +54,20 @@ class Bars:
         self._draw_all()
 
     def _draw(self, key: str, run: RunProgress) -> None:
-        left = duration(run.seconds_left(self._board.clock()))
-        shown: dict[str, Any] = {
-            "completed": run.done,
-            "epoch": run.epoch_in_words(),
-            "metric": run.metric_in_words(),
-            "left": f"{left} left" if left else "",
-        }
-        if key in self._lines:
-            self._progress.update(self._lines[key], **shown)
-        else:
-            self._lines[key] = self._progress.add_task(printable(run.label), total=run.epochs, **shown)
+        epoch, metric, left = run.in_words(self._board.clock())
+        if key not in self._lines:
+            self._lines[key] = self._add(printable(run.label), run.epochs)
+        self._progress.update(self._lines[key], completed=run.done, epoch=epoch, metric=metric, left=left)
 
     def _draw_all(self) -> None:
-        left = duration(self._board.seconds_left())
+        board = self._board
+        ended, left = f"{board.ended}/{len(board.runs)} runs", time_left(board.seconds_left())
         self._progress.update(
-            self._overall,
-            completed=self._board.done(),
-            total=self._board.total() or None,
-            epoch=f"{self._board.ended}/{len(self._board.runs)} runs",
-            left=f"{left} left" if left else "",
+            self._overall, completed=board.done(), total=board.total() or None, epoch=ended, left=left
         )
+
+    def _add(self, label: str, total: int | None) -> Any:
+        return self._progress.add_task(label, total=total, epoch="", metric="", left="")
 
     def _print(self, text: str, style: str) -> None:
         self._progress.console.print(printable(text), style=style, markup=False, emoji=False, highlight=False)
@@ -105,9 +93,7 @@ class Lines:
             self._print(f"{run.label}: started, {event.text or f'{run.epochs} epochs'}")
             self._last[event.run] = self._board.clock()
         elif event.kind == "epoch" and self._due(event.run):
-            left = duration(run.seconds_left(self._board.clock()))
-            parts = (run.epoch_in_words(), run.metric_in_words(), f"{left} left" if left else "")
-            self._print(f"{run.label}: {', '.join(part for part in parts if part)}")
+            self._print(f"{run.label}: {', '.join(filter(None, run.in_words(self._board.clock())))}")
 
     def _due(self, key: str) -> bool:
         now = self._board.clock()

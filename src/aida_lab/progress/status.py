@@ -73,6 +73,10 @@ class RunProgress:
         best = "" if self.best is None else f", best {in_words(self.best)} ({self.best_epoch})"
         return f"{self.metric.key} {in_words(self.last)}{best}"
 
+    def in_words(self, now: float) -> tuple[str, str, str]:
+        """The epoch, the metric and the time left; unknown ones are empty."""
+        return self.epoch_in_words(), self.metric_in_words(), time_left(self.seconds_left(now))
+
     def seconds_left(self, now: float) -> float | None:
         """Estimated from the speed since this process started; None while it is unknown."""
         return _left(now - self.began, self.done - self.done_before, self.epochs - self.done)
@@ -88,8 +92,8 @@ class Board:
     began: float | None = None
 
     def expect(self, specs: Iterable[RunSpec]) -> None:
-        """Add runs that have not started."""
-        specs = list(specs)
+        """Add runs that have not started; those that are there already stay as they are."""
+        specs = [spec for spec in specs if spec.key not in self.runs]
         named = labels(specs)
         for spec in specs:
             metric = find_experiment(spec.experiment).metrics[spec.variant]
@@ -140,10 +144,10 @@ def in_words(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
-def duration(seconds: float | None) -> str:
-    """``1:02:03``, ``2:03``; empty if it is unknown."""
+def time_left(seconds: float | None) -> str:
+    """``1:02:03 left``, ``2:03 left``; empty if it is unknown."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"

@@ -9,7 +9,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -116,7 +115,10 @@ def _read(file: CheckpointFile) -> dict[str, Any]:
 
 def _check_plain(value: Any, where: str) -> None:
     """TypeError for a value that ``weights_only`` loading refuses: the run could be saved and never resumed."""
+    import torch
+
     kind = type(value)
+    ours = (torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device)
     if kind in (dict, OrderedDict):
         for key, part in value.items():
             _check_plain(key, f"a key of {where}")
@@ -124,16 +126,8 @@ def _check_plain(value: Any, where: str) -> None:
     elif kind in (list, tuple):
         for index, part in enumerate(value):
             _check_plain(part, f"{where}[{index}]")
-    elif kind not in _plain_kinds():
+    elif kind not in (type(None), bool, int, float, str, bytes, *ours):
         raise TypeError(
             f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds tensors, numbers, strings, "
             "and dicts, lists and tuples of them, so that reading one runs no code"
         )
-
-
-@cache
-def _plain_kinds() -> frozenset[type]:
-    import torch
-
-    ours = (torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device)
-    return frozenset({type(None), bool, int, float, str, bytes, *ours})

@@ -7,18 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from aida_lab.runs import files
 from aida_lab.runs.archives import SUFFIX, pack
-from aida_lab.runs.files import (
-    STEPSIZES_LIMIT,
-    StoreError,
-    alone,
-    one_line,
-    read_archive,
-    read_regular,
-    remove_leftovers,
-    write_whole,
-    writing,
-)
+from aida_lab.runs.files import StoreError, one_line, writing
 from aida_lab.runs.records import CURVE, DONE, ENV, RESULT, SPEC, STEPSIZES, scan
 
 
@@ -43,8 +34,8 @@ def collect(roots: list[Path], out: Path) -> Collected:
     archives: dict[Path, dict[str, bytes]] = {}
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    with alone(out):
-        remove_leftovers(out)
+    with files.alone(out):
+        files.remove_leftovers(out)
         there = {each.path.name: (each.path, each.result) for each in scan(out) if each.state in DONE}
         for record in (record for root in roots for record in scan(root)):
             path, key = record.path, record.path.name
@@ -57,18 +48,21 @@ def collect(roots: list[Path], out: Path) -> Collected:
                 left += [] if result == record.result else [(path, f"the same spec as {place} {_TWO_RESULTS}")]
                 continue
             try:
-                files = archives.setdefault(place.parent, _files_of(place.parent))
+                packed = archives.setdefault(place.parent, _files_of(place.parent))
             except StoreError as error:
                 left.append((path, f"not added: {one_line(error)}"))
                 continue
             found, problems = _read(path)
-            files.update(found)
+            packed.update(found)
             left += problems
             size += sum(map(len, found.values()))
             added.append(place)
             there[key] = (place, record.result)
-        for archive, files in archives.items():
-            _write(archive, files)
+        try:
+            for archive, packed in archives.items():
+                files.write_whole(archive, pack(packed))
+        except ValueError as error:
+            raise StoreError(f"cannot write {archive}: {error}; collect some of the runs to another --out") from None
     return Collected(tuple(added), known, tuple(left), size)
 
 
@@ -84,26 +78,16 @@ def _file_name(experiment: str) -> str:
 
 
 def _files_of(archive: Path) -> dict[str, bytes]:
-    return dict(read_archive(archive)) if os.path.lexists(archive) else {}
+    return dict(files.read_archive(archive)) if os.path.lexists(archive) else {}
 
 
 def _read(run: Path) -> tuple[dict[str, bytes], list[tuple[Path, str]]]:
     """The files of a run by their names in an archive, and why others are not among them."""
-    found = {run / name: _content(run / name) for name in (SPEC, ENV, CURVE, STEPSIZES, RESULT)}
-    files = {f"{run.name}/{path.name}": each for path, each in found.items() if isinstance(each, bytes)}
-    return files, [(path, f"not copied: {each}") for path, each in found.items() if isinstance(each, str)]
-
-
-def _content(path: Path) -> bytes | str | None:
-    """The bytes of a file; None if there is none, or the reason why it cannot be read."""
-    try:
-        return read_regular(path, STEPSIZES_LIMIT)
-    except StoreError as error:
-        return one_line(str(error).removeprefix(f"{path} "))
-
-
-def _write(archive: Path, files: dict[str, bytes]) -> None:
-    try:
-        write_whole(archive, pack(files))
-    except ValueError as error:
-        raise StoreError(f"cannot write {archive}: {error}; collect some of the runs to another --out") from None
+    found, problems = {}, []
+    for path in (run / name for name in (SPEC, ENV, CURVE, STEPSIZES, RESULT)):
+        try:
+            if (content := files.read_regular(path, files.STEPSIZES_LIMIT)) is not None:
+                found[f"{run.name}/{path.name}"] = content
+        except StoreError as error:  # noqa: PERF203 - five files
+            problems.append((path, f"not copied: {one_line(str(error).removeprefix(f'{path} '))}"))
+    return found, problems

@@ -53,19 +53,16 @@ def writing(path: Path, wanted: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _refused(path, error, wanted) from error
-
-
-def _refused(path: Path, error: OSError, wanted: int | None) -> StoreError:
-    said = f"cannot write {path}: {error.strerror or error}"
-    remedy = _NO_ROOM.get(error.errno or 0)
-    if remedy is None:
-        return StoreError(f"{said}; choose a folder that can be written")
-    if wanted is not None:
-        said += f"; it takes {wanted:,} bytes"
-        if error.errno == errno.ENOSPC:
-            said += f" and {shutil.disk_usage(path.parent).free:,} are free"
-    return StoreError(f"{said}. What was saved before is whole: {remedy}, and the same command resumes from it")
+        said = f"cannot write {path}: {error.strerror or error}"
+        remedy = _NO_ROOM.get(error.errno or 0)
+        if remedy is None:
+            raise StoreError(f"{said}; choose a folder that can be written") from error
+        if wanted is not None:
+            said += f"; it takes {wanted:,} bytes"
+            if error.errno == errno.ENOSPC:
+                said += f" and {shutil.disk_usage(path.parent).free:,} are free"
+        resumed = "and the same command resumes from it"
+        raise StoreError(f"{said}. What was saved before is whole: {remedy}, {resumed}") from error
 
 
 class SideFile:
@@ -103,27 +100,21 @@ class SideFile:
 
     def publish(self, name: str | None = None) -> None:
         """Sync it and rename it to ``path``, or to ``name`` in the same folder."""
-        try:
+        with writing(self._path, self.size), self:  # removed before the error is raised, so that its space is free
             if self._failure is not None:
                 raise self._failure
             os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._side, self._path.with_name(name) if name else self._path)
             sync_folder(self._path.parent)
-        except OSError as error:
-            self._discard()  # first, so that its space counts as free
-            raise _refused(self._path, error, self.size) from error
-
-    def _discard(self) -> None:
-        self._file.close()
-        with suppress(OSError):
-            self._side.unlink()
 
     def __enter__(self) -> SideFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._discard()
+        self._file.close()
+        with suppress(OSError):
+            self._side.unlink()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -17,48 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from aida_lab.runs import files, records
 from aida_lab.runs.checkpoints import load_checkpoint, save_checkpoint
-from aida_lab.runs.files import (
-    StoreError,
-    append_line,
-    check_no_links,
-    json_text,
-    read_object,
-    remove_leftovers,
-    sync,
-    sync_folder,
-    write_object,
-    write_whole,
-    writing,
-)
-from aida_lab.runs.lock import Lock, RunBusyError, RunLostError
-from aida_lab.runs.records import (
-    CHECKPOINTS,
-    CURVE,
-    DONE,
-    ENV,
-    FAILED,
-    LOCK,
-    RESULT,
-    SPEC,
-    STEPSIZES,
-    RunRecord,
-    State,
-    check_complete,
-    read_curve,
-    read_result,
-    read_rows,
-    read_run,
-    read_sessions,
-    scan,
-)
+from aida_lab.runs.files import StoreError, json_text, read_object, write_object, writing
+from aida_lab.runs.lock import Lock
+from aida_lab.runs.records import CHECKPOINTS, CURVE, DONE, ENV, FAILED, LOCK, RESULT, SPEC, STEPSIZES
 from aida_lab.spec import RunSpec
-
-#: Includes the readers in aida_lab.runs.records.
-__all__ = [
-    "DONE", "RunBusyError", "RunFolder", "RunLostError", "RunRecord", "State", "StoreError",
-    "read_curve", "read_result", "read_run", "read_sessions", "scan", "writing",
-]  # fmt: skip
 
 
 class RunFolder:
@@ -68,7 +32,8 @@ class RunFolder:
         self.path = path
         self.spec = spec
         self._lock: Lock | None = lock
-        self._result = result
+        #: What :meth:`finish` wrote, in this process or an earlier one; None before.
+        self.result = result
         #: Hash of the curve as this process knows it: what it found at the start, and every row it added.
         self._curve = hashlib.sha256()
 
@@ -78,21 +43,21 @@ class RunFolder:
         path = Path(out) / spec.key
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        check_no_links(path)  # before the lock, which writes to its file
+        files.check_no_links(path)  # before the lock, which writes to its file
         if (path / CHECKPOINTS).is_dir():
-            check_no_links(path / CHECKPOINTS)
+            files.check_no_links(path / CHECKPOINTS)
         lock = Lock(path / LOCK)
         try:
-            remove_leftovers(path)
-            remove_leftovers(path / CHECKPOINTS)
+            files.remove_leftovers(path)
+            files.remove_leftovers(path / CHECKPOINTS)
             try:
-                written, result = read_object(path / SPEC), read_result(path)
+                written, result = read_object(path / SPEC), records.read_result(path)
             except StoreError as error:
                 raise StoreError(f"{error}. Remove that file, and the same command resumes from the others") from None
             _keep_spec(path / SPEC, spec, written)
             if result is not None:
                 try:
-                    check_complete(path, spec, result, *read_rows(path))
+                    records.check_complete(path, spec, result, *records.read_rows(path))
                 except StoreError as error:
                     raise StoreError(f"{error}. Remove {path}, and the same command trains the run again") from None
         except BaseException:
@@ -103,15 +68,10 @@ class RunFolder:
             folder.drop_checkpoints()  # of a process that was killed after it wrote the result
         return folder
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """The result that :meth:`finish` wrote, in this process or an earlier one; None before."""
-        return self._result
-
     def sessions(self) -> list[dict[str, Any]]:
         """The environments of the processes that trained the run before, in their order."""
         try:
-            return read_sessions(self.path)
+            return records.read_sessions(self.path)
         except StoreError as error:
             warnings.warn(f"{self.path}: {error}; earlier sessions are lost", stacklevel=2)
             return []
@@ -134,18 +94,18 @@ class RunFolder:
                 if (self.path / name).exists():
                     os.replace(self.path / name, aside / name)
         self.drop_checkpoints()
-        self._result = None
+        self.result = None
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Append an epoch to the curve. It is in the file at once, and flushed to the disk by :meth:`save`."""
         self._check_unfinished()
         line = json_text(row)
-        append_line(self.path / CURVE, line)
+        files.append_line(self.path / CURVE, line)
         self._curve.update(f"{line}\n".encode())
 
     def rows(self) -> list[dict[str, Any]]:
         """The curve so far. Numbers that are not finite are None."""
-        return read_curve(self.path)
+        return records.read_curve(self.path)
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write a checkpoint: ``state``, the run's key, the lengths of the logs and the hash of the curve."""
@@ -174,7 +134,7 @@ class RunFolder:
             raise ValueError(f"a result's state is {' or '.join(DONE)}, not {result.get('state')!r}")
         self._sync_logs()
         write_object(self.path / RESULT, result)
-        self._result = read_result(self.path)
+        self.result = records.read_result(self.path)
         self.drop_checkpoints()
 
     def drop_checkpoints(self) -> None:
@@ -206,7 +166,7 @@ class RunFolder:
         if self._lock is None:
             raise ValueError(f"{self.path} was closed; another process may be training it")
         self._lock.check()
-        if self._result is not None:
+        if self.result is not None:
             raise ValueError(f"{self.path} has a result and is not written again; remove the folder to repeat the run")
 
     def _sync_logs(self) -> dict[str, int]:
@@ -216,19 +176,13 @@ class RunFolder:
                 f"{self.path / CURVE} does not hold what this process wrote: another process wrote to it, or it was "
                 "edited. The same command resumes from the last checkpoint"
             )
-        lengths = {name: sync(self.path / name) for name in (CURVE, STEPSIZES)}
+        lengths = {name: files.sync(self.path / name) for name in (CURVE, STEPSIZES)}
         with writing(self.path):
-            sync_folder(self.path)
+            files.sync_folder(self.path)
         return lengths
 
-    def _curve_bytes(self, length: int = -1) -> bytes:
-        try:
-            with (self.path / CURVE).open("rb") as file:
-                return file.read(length)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise StoreError(f"{self.path / CURVE} cannot be read: {error.strerror or error}") from error
+    def _curve_bytes(self) -> bytes:
+        return files.read_regular(self.path / CURVE, files.CURVE_LIMIT) or b""
 
     def _objection(self, content: Mapping[str, Any]) -> str:
         # older checkpoints do not name their run
@@ -239,7 +193,7 @@ class RunFolder:
             found = log.stat().st_size if log.exists() else 0
             if found < length:
                 return f"{log} has {found:,} bytes, and had {length:,} when it was saved"
-        curve = hashlib.sha256(self._curve_bytes(content["logs"].get(CURVE, 0))).hexdigest()
+        curve = hashlib.sha256(self._curve_bytes()[: content["logs"].get(CURVE, 0)]).hexdigest()
         if content.get("curve", curve) != curve:
             return f"{self.path / CURVE} is not what it was when it was saved: a row was changed"
         return ""
@@ -249,12 +203,12 @@ def _keep_spec(path: Path, spec: RunSpec, written: Mapping[str, Any] | None) -> 
     """Write the spec, or check that the file holds the same one."""
     ours = spec.to_json()
     # not json_text: a hyper-parameter may be infinite, which null would lose
-    text = json.dumps(ours, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(ours, indent=2, sort_keys=True)
     if written is None:
-        write_whole(path, text.encode())
+        files.write_whole(path, f"{text}\n".encode())
         with writing(path):
-            sync_folder(path.parent.parent)
-    elif json.dumps(written, indent=2, sort_keys=True) + "\n" != text:
+            files.sync_folder(path.parent.parent)
+    elif json.dumps(written, indent=2, sort_keys=True) != text:
         other = ", ".join(sorted(key for key in {*ours, *written} if ours.get(key) != written.get(key)))
         raise StoreError(
             f"{path} is not the spec of this run, though its folder has the run's name; it differs in: {other}. It was "

@@ -7,7 +7,8 @@ from statistics import median
 
 from aida_lab.experiments import experiments
 from aida_lab.runs.checks import best_and_last, finite
-from aida_lab.runs.store import RunRecord, StoreError, read_curve
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.records import RunRecord, read_curve
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Results of a search: all configurations, the best one and its repetitions."""
+"""Results of a search: of each run, of all configurations, of the best one and its repetitions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,46 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from aida_lab.report.statistics import MeanStd, mean_std
 from aida_lab.runs.files import write_object, writing
 from aida_lab.search.plan import By, Plan
-from aida_lab.search.stage import Row
+from aida_lab.search.space import Configuration
+from aida_lab.spec import Metric, RunSpec
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation (divided by n - 1; None if n is 1)."""
+class Measured:
+    """The result of a run as its trial stores it: enough for every table on any machine, without the run's folder."""
 
-    mean: float
-    std: float | None
-    n: int
+    #: The key of the run's spec.
+    run: str
+    state: Literal["finished", "diverged", "pruned"]
+    best: float | None
+    best_epoch: int | None
+    last: float | None
+    folder: str
+    host: str
+
+    def value(self, by: By, metric: Metric) -> float:
+        """The value to compare runs by. A diverged run is worse than any other."""
+        worst = -math.inf if metric.better == "higher" else math.inf
+        found = self.best if by == "best" else self.last
+        return worst if self.state == "diverged" or found is None or not math.isfinite(found) else found
+
+
+@dataclass(frozen=True)
+class Row:
+    """The current state of one configuration."""
+
+    configuration: Configuration
+    spec: RunSpec
+    #: None if it is not measured yet.
+    measured: Measured | None
+    #: One word, and the reason if it is not measured.
+    state: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,15 +73,11 @@ class Findings:
         """The second-best configuration, to repeat if the best one diverges at full length."""
         return best_of([row for row in self.rows if row is not self.best], self.plan)
 
-    def spread(self, by: By) -> Spread | None:
+    def spread(self, by: By) -> MeanStd | None:
         """Mean and deviation over the repetitions; None if none finished."""
-        measured = [row.measured for row in self.repetitions if row.measured]
-        values = [value for each in measured if math.isfinite(value := each.value(by, self.plan.metric))]
-        if not values:
-            return None
-        mean = math.fsum(values) / len(values)
-        squares = math.fsum((value - mean) ** 2 for value in values)
-        return Spread(mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, len(values))
+        values = [row.measured.value(by, self.plan.metric) for row in self.repetitions if row.measured]
+        finite = [value for value in values if math.isfinite(value)]
+        return mean_std(finite) if finite else None
 
     def problems(self) -> list[str]:
         """One line per failed run."""

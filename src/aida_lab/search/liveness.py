@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 #: Seconds without a heartbeat after which a worker counts as dead.
 TIMEOUT = 60.0
@@ -51,13 +51,6 @@ def _start_time(process: int) -> str:
     return ""
 
 
-class _Seen(NamedTuple):
-    """The last heartbeat of a trial, and the seconds since it changed."""
-
-    beat: object
-    age: float = 0.0
-
-
 class Heartbeat:
     """A thread that sends heartbeats for the trials of this worker and reads those of all running trials.
 
@@ -71,7 +64,8 @@ class Heartbeat:
         self._send, self._read, self._timeout = send, read, timeout
         self._interval = timeout / 6
         self._own: dict[int, int] = {}
-        self._seen: dict[int, _Seen] = {}
+        #: The last heartbeat per running trial, and the seconds since it changed.
+        self._seen: dict[int, tuple[object, float]] = {}
         self._read_at: float | None = None
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -96,7 +90,7 @@ class Heartbeat:
     def timed_out(self) -> Collection[int]:
         """Trials of other workers without a heartbeat for longer than the timeout."""
         with self._lock:
-            return {trial for trial, seen in self._seen.items() if seen.age > self._timeout and trial not in self._own}
+            return {trial for trial, (_, age) in self._seen.items() if age > self._timeout and trial not in self._own}
 
     def _run(self) -> None:
         while not self._end.wait(self._interval):
@@ -118,8 +112,7 @@ class Heartbeat:
             # limited, because this worker may have been suspended since the last read
             passed = 0.0 if self._read_at is None else min(now - self._read_at, 2 * self._interval)
             self._read_at = now
-            old = self._seen
-            self._seen = {
-                trial: _Seen(beat, old[trial].age + passed) if trial in old and old[trial].beat == beat else _Seen(beat)
-                for trial, beat in beats.items()
-            }
+            old, self._seen = self._seen, {}
+            for trial, beat in beats.items():
+                last, age = old.get(trial, (None, 0.0))
+                self._seen[trial] = (beat, age + passed if trial in old and last == beat else 0.0)

@@ -43,23 +43,20 @@ def encode(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
 
-def decode(params: Mapping[str, Any], space: Space) -> Configuration:
-    """Decode parameters of Optuna to the values of the space."""
-    found = {}
-    for name, param in params.items():
-        listed = [value for value in space.sets[name] if encode(value) == param]
-        found[name] = listed[0] if listed else param
-    return found
+def _decode(param: Any, values: tuple[Any, ...]) -> Any:
+    """The listed value that Optuna stores as ``param``; otherwise it is a number between the ends of the set."""
+    return next((value for value in values if encode(value) == param), param)
 
 
-def propose(rdb: Any, name: str, space: Space, seed: int) -> optuna.trial.Trial:
-    """Create a running trial with the next configuration that TPE proposes."""
+def propose(rdb: Any, name: str, space: Space, seed: int) -> tuple[int, Configuration]:
+    """Create a running trial with the next configuration that TPE proposes; returns both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # constant_liar treats running trials as bad, so that workers do not all try the same region
         sampler = optuna.samplers.TPESampler(n_startup_trials=_STARTUP, seed=seed, constant_liar=True)
         study = optuna.load_study(study_name=name, storage=rdb, sampler=sampler)
-        return study.ask(value_ranges(space))
+        trial = study.ask(value_ranges(space))
+    return trial._trial_id, {name: _decode(param, space.sets[name]) for name, param in trial.params.items()}
 
 
 def pruner_of(plan: Plan) -> optuna.pruners.BasePruner | None:

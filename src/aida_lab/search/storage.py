@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
 Result = TypeVar("Result")
+Args = ParamSpec("Args")
 
 #: Seconds to retry during a search; a database server restarts in less.
 TIMEOUT = 120.0
@@ -62,24 +64,24 @@ class Storage:
         self._errors = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError)
         self._timeout, self._note, self._cancelled = timeout, note, cancelled
         try:
-            self.rdb = self._retry(lambda: _connect(address), min(timeout, _OPEN_TIMEOUT))
+            self.rdb = self._retry(partial(_connect, address), min(timeout, _OPEN_TIMEOUT))
         except (*self._errors, sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, ValueError, RuntimeError) as error:
             raise StorageError(f"{self.title} cannot be used: {self._message(error)}") from error
 
-    def retry(self, operation: Callable[[], Result]) -> Result:
+    def retry(self, operation: Callable[Args, Result], *args: Args.args, **named: Args.kwargs) -> Result:
         """Return the result of ``operation``, with retries. Raises StorageError after the timeout."""
         try:
-            return self._retry(operation, self._timeout)
+            return self._retry(partial(operation, *args, **named), self._timeout)
         except self._errors as error:
             raise StorageError(
                 f"{self.title} stopped responding: {self._message(error)}. Nothing is lost: trained runs are saved; "
                 "run the same command again when the storage is back"
             ) from error
 
-    def try_once(self, operation: Callable[[], Result]) -> Result | None:
+    def try_once(self, operation: Callable[Args, Result], *args: Args.args, **named: Args.kwargs) -> Result | None:
         """Return the result of ``operation``, or None if the storage fails."""
         with suppress(*self._errors):
-            return operation()
+            return operation(*args, **named)
         return None
 
     def _retry(self, operation: Callable[[], Result], timeout: float) -> Result:
@@ -153,9 +155,8 @@ def _connect(address: str) -> Any:
     import optuna
 
     url = _url(address)
-    settings: dict[str, Any] = {
-        "pool_pre_ping": True
-    }  # the server may have restarted since a pooled connection was opened
+    # pre-ping: the server may have restarted since a pooled connection was opened
+    settings: dict[str, Any] = {"pool_pre_ping": True}
     if url.get_backend_name() == "sqlite":
         if url.database:
             file = unquote(url.database.removeprefix("file:")) if "uri" in url.query else url.database
@@ -164,15 +165,12 @@ def _connect(address: str) -> Any:
     elif url.get_driver_name() == "psycopg":
         # keep-alives, because TCP alone notices a lost server only after hours
         settings["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
-    rdb = optuna.storages.RDBStorage(_escape_braces(url.render_as_string(hide_password=False)), engine_kwargs=settings)
+    # Optuna formats the address as a template, and a password may contain braces
+    escaped = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+    rdb = optuna.storages.RDBStorage(escaped, engine_kwargs=settings)
     if url.get_backend_name() == "sqlite":
         _lock_on_begin(rdb.engine)
     return rdb
-
-
-def _escape_braces(address: str) -> str:
-    """Optuna formats the address as a template, and a password may contain braces."""
-    return address.replace("{", "{{").replace("}", "}}")
 
 
 def _lock_on_begin(engine: Any) -> None:

@@ -1,4 +1,4 @@
-"""Leases on configurations, which any number of workers take in one Optuna study.
+"""The configurations of a search, which any number of workers lease and measure in one Optuna study.
 
 A lease is a running trial. The database numbers trials in the order of their creation, so all workers agree that of
 two leases on one configuration the lower number is valid; the other is withdrawn. This needs no lock and no queue, and
@@ -10,12 +10,15 @@ orphaned by a dead worker, so that its configuration is free).
 
 from __future__ import annotations
 
+import json
+import operator
+import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -23,39 +26,32 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from aida_lab.runs.lock import is_held
+from aida_lab.runs.records import LOCK
+from aida_lab.search.findings import Measured, Row
 from aida_lab.search.liveness import TIMEOUT, Heartbeat, is_dead, this_worker
-from aida_lab.search.measured import Measured
-from aida_lab.search.sampling import decode, encode, propose
-from aida_lab.search.space import Configuration, Space, as_text
+from aida_lab.search.plan import Plan
+from aida_lab.search.sampling import encode, propose
+from aida_lab.search.space import Configuration, as_text
 from aida_lab.search.storage import Storage
-from aida_lab.spec import Metric
+from aida_lab.spec import Metric, RunSpec
 
 #: Names of the user attributes of a trial.
 CONFIGURATION, RUN, LEASE, WORKER, BEAT = "configuration", "run", "claim", "worker", "beat"
 MEASURED, WITHDRAWN, ENDED = "measured", "withdrawn", "ended"
 
 
-@dataclass(frozen=True)
-class Lease:
-    """The exclusive right of this worker to measure a configuration."""
-
-    trial: int
-    configuration: Configuration
-
-
-class Register:
+class Studies:
     """The studies of one storage that this worker takes part in, and its heartbeat."""
 
     def __init__(self, storage: Storage, timeout: float = TIMEOUT) -> None:
         self.storage = storage
-        self._studies: list[int] = []
+        self._open: list[int] = []
         self.heartbeat = Heartbeat(self._send_beat, self._read_beats, timeout)
         self.heartbeat.start()
 
-    def study(
-        self, name: str, metric: Metric, distributions: Mapping[str, BaseDistribution], about: Mapping[str, Any]
-    ) -> Trials:
-        """Open the study with this name, and create it if it does not exist."""
+    def open(self, name: str, metric: Metric, about: Mapping[str, Any]) -> int:
+        """Open the study with this name, create it if it does not exist, and return its number."""
         direction = StudyDirection.MAXIMIZE if metric.better == "higher" else StudyDirection.MINIMIZE
         rdb = self.storage.rdb
 
@@ -66,106 +62,166 @@ class Register:
                 rdb.set_study_user_attr(study, key, value)
             return study
 
-        study = self.storage.retry(open_study)
-        self._studies.append(study)
-        return Trials(self, study, name, distributions)
+        self._open.append(self.storage.retry(open_study))
+        return self._open[-1]
 
     def close(self) -> None:
         self.heartbeat.close()
 
     def _send_beat(self, trial: int, number: int) -> None:
         with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
-            self.storage.try_once(lambda: self.storage.rdb.set_trial_user_attr(trial, BEAT, number))
+            self.storage.try_once(self.storage.rdb.set_trial_user_attr, trial, BEAT, number)
 
     def _read_beats(self) -> dict[int, object] | None:
         beats: dict[int, object] = {}
-        read = partial(self.storage.rdb.get_all_trials, deepcopy=False, states=(TrialState.RUNNING,))
-        for study in list(self._studies):
-            running = self.storage.try_once(partial(read, study))
+        read, states = self.storage.rdb.get_all_trials, (TrialState.RUNNING,)
+        for study in list(self._open):
+            running = self.storage.try_once(read, study, deepcopy=False, states=states)
             if running is None:
                 return None
             beats.update({trial._trial_id: trial.user_attrs.get(BEAT) for trial in running})
         return beats
 
 
+class Lease(NamedTuple):
+    """The exclusive right of this worker to measure a configuration."""
+
+    trial: int
+    configuration: Configuration
+
+
 class Trials:
-    """The trials of one study."""
+    """The trials of one study: which configurations are free, leased or measured.
+
+    The configurations are the ``listed`` ones, or those that TPE proposes until there are enough.
+    """
 
     def __init__(
-        self, register: Register, study: int, name: str, distributions: Mapping[str, BaseDistribution]
+        self,
+        studies: Studies,
+        plan: Plan,
+        name: str,
+        about: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+        make_spec: Callable[[Configuration], RunSpec],
+        listed: Sequence[Configuration] | None = None,
     ) -> None:
-        self.name = name
-        self._storage, self._heartbeat = register.storage, register.heartbeat
-        self._study, self._distributions = study, dict(distributions)
+        self._storage, self._heartbeat = studies.storage, studies.heartbeat
+        self._study = studies.open(name, plan.metric, about)
+        self._plan, self._name, self._distributions, self._make_spec = plan, name, dict(distributions), make_spec
+        self._listed = listed
+        self._wanted = plan.trials if listed is None else len(listed)
+        self._specs: dict[str, RunSpec] = {}
+        self._seen: dict[str, Measured] = {}
+        #: Leases of this worker by run key.
+        self.leases: dict[str, Lease] = {}
+        #: Errors by configuration. This worker does not retry them.
+        self._failed: dict[str, str] = {}
 
-    def read(self) -> Sequence[FrozenTrial]:
-        """All trials in the order of their numbers."""
+    def spec(self, configuration: Configuration) -> RunSpec:
+        text = as_text(configuration)
+        if text not in self._specs:
+            self._specs[text] = self._make_spec(configuration)
+        return self._specs[text]
+
+    def listed(self) -> list[RunSpec]:
+        """The runs that are known in advance."""
+        return [self.spec(configuration) for configuration in self._listed or ()]
+
+    def measured(self) -> list[tuple[RunSpec, Measured]]:
+        """Results that were known at the last call of :meth:`acquire`."""
+        return [(self.spec(json.loads(text)), measured) for text, measured in self._seen.items()]
+
+    def acquire(self, out: Path, avoided: set[str]) -> RunSpec | None:
+        """Lease the next run for this worker; None if there is none at the moment."""
+        choose: Callable[[list[Configuration]], Configuration] = operator.itemgetter(0)
+        lease = None
+        while lease is None and (free := self._free(out, avoided)):
+            lease = self._lease(choose(free))
+            choose = random.choice  # workers that start together would compete for the next one again
+        if lease is None and (self._listed is not None or (lease := self._propose()) is None):
+            return None
+        spec = self.spec(lease.configuration)
+        self.leases[spec.key] = lease
+        return spec
+
+    def finish(self, run: str, measured: Measured) -> None:
+        """Store a result, which is final. If the lease was lost, another worker measures the configuration instead."""
+        pruned = measured.state == "pruned"
+        values = None if pruned else [measured.value(self._plan.by, self._plan.metric)]
+        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        self._end(self.leases.pop(run).trial, state, {MEASURED: asdict(measured)}, values)
+
+    def release(self, run: str, reason: str) -> None:
+        """Free a configuration for other workers."""
+        self._end(self.leases.pop(run).trial, TrialState.FAIL, {ENDED: reason})
+
+    def fail(self, run: str, error: str) -> None:
+        """Record a failed run. Other workers may retry it; this one does not."""
+        self._failed[as_text(self.leases[run].configuration)] = error
+        self.release(run, error)
+
+    def report(self, run: str, epoch: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
+        """Store the value of an epoch and return whether to prune the run; False if the storage fails."""
+        rdb, trial = self._storage.rdb, self.leases[run].trial
+
+        def decide() -> bool:
+            rdb.set_trial_intermediate_value(trial, epoch, value)
+            return pruner.prune(optuna.load_study(study_name=self._name, storage=rdb), rdb.get_trial(trial))
+
+        with suppress(UpdateFinishedTrialError):
+            return bool(self._storage.try_once(decide))
+        return False
+
+    def rows(self) -> list[Row]:
+        """All configurations in the order of the list or of the proposals."""
+        trials = self._read()
+        taken, measured = live(trials), measured_in(trials)
+        found = []
+        for configuration in self._configurations(trials):
+            text, state, problem = as_text(configuration), "open", ""
+            if text in measured:
+                state = measured[text].state
+            elif text in taken:
+                worker = taken[text].user_attrs[WORKER]
+                here = worker.get("host") == this_worker()["host"]
+                state = "running"
+                problem = f"process {worker.get('process')} {'here' if here else 'on ' + str(worker.get('host'))}"
+            elif text in self._failed:
+                state, problem = "failed", self._failed[text]
+            found.append(Row(configuration, self.spec(configuration), measured.get(text), state, problem))
+        return found
+
+    def done(self, rows: Sequence[Row]) -> bool:
+        return len(rows) >= self._wanted and all(row.measured for row in rows)
+
+    def over(self, rows: Sequence[Row]) -> bool:
+        """Whether this worker has nothing left to do: all runs are measured, or the remaining ones failed here."""
+        return len(rows) >= self._wanted and all(row.measured or row.state == "failed" for row in rows)
+
+    def _read(self) -> Sequence[FrozenTrial]:
         return self._storage.retry(self._all)
 
-    def acquire(self, configuration: Configuration, run: str) -> Lease | None:
-        """Lease a configuration; None if another worker was faster."""
-        token = uuid.uuid4().hex
-        template = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params={name: encode(value) for name, value in configuration.items()},
-            distributions=self._distributions,
-            user_attrs={**_attributes(configuration, run), LEASE: token},
-        )
+    def _all(self) -> list[FrozenTrial]:
+        """All trials in the order of their numbers."""
+        trials = self._storage.rdb.get_all_trials(self._study, deepcopy=False)
+        return sorted(trials, key=lambda trial: int(trial.number))
 
-        def ours(trials: Sequence[FrozenTrial]) -> list[int]:
-            return [trial._trial_id for trial in trials if trial.user_attrs.get(LEASE) == token]
+    def _configurations(self, trials: Sequence[FrozenTrial]) -> list[Configuration]:
+        if self._listed is not None:
+            return list(self._listed)
+        return [json.loads(text) for text in known(trials)[: self._wanted]]
 
-        tries = 0
+    def _free(self, out: Path, avoided: set[str]) -> list[Configuration]:
+        """Configurations without a lease that this worker may measure."""
+        trials = self._reap_orphans()
+        self._seen, taken = measured_in(trials), {*live(trials), *self._failed}
+        found = [each for each in self._configurations(trials) if as_text(each) not in taken]
+        return [each for each in found if (key := self.spec(each).key) not in avoided and not is_held(out / key / LOCK)]
 
-        def create() -> Sequence[FrozenTrial]:
-            nonlocal tries
-            tries += 1
-            # an earlier try may have succeeded with only its reply lost
-            if tries == 1 or not ours(self._all()):
-                # at once: other workers already expect heartbeats during later retries
-                self._heartbeat.add(self._storage.rdb.create_new_trial(self._study, template_trial=template))
-            return self._all()
-
-        trials = self._storage.retry(create)
-        lease = Lease(min(ours(trials)), configuration)
-        self._heartbeat.add(lease.trial)
-        if self._is_first(lease, trials):
-            return lease
-        self._withdraw(lease)
-        return None
-
-    def propose(self, space: Space, seed: int, wanted: int, run_of: Callable[[Configuration], str]) -> Lease | None:
-        """Lease a new configuration; None if ``wanted`` configurations exist. ``run_of`` returns the key of its run."""
-        while len(known(trials := self.read())) < wanted:
-            # the seed differs per proposal and is the same when a search is repeated
-            ask = partial(propose, self._storage.rdb, self.name, space, seed + len(trials))
-            trial = self._storage.retry(ask)
-            lease = Lease(trial._trial_id, decode(trial.params, space))
-            self._heartbeat.add(lease.trial)
-            with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
-                for key, value in _attributes(lease.configuration, run_of(lease.configuration)).items():
-                    self._set(lease.trial, key, value)
-            trials = self.read()
-            if self._is_first(lease, trials) and as_text(lease.configuration) in known(trials)[:wanted]:
-                return lease
-            self._withdraw(lease)
-        return None
-
-    def complete(self, lease: Lease, measured: Measured, value: float) -> None:
-        """Store a result. If the lease was lost, another worker measures the configuration instead."""
-        self._end(lease, TrialState.COMPLETE, {MEASURED: measured.to_json()}, [value])
-
-    def prune(self, lease: Lease, measured: Measured) -> None:
-        """Store the result of a pruned run, which is not measured again."""
-        self._end(lease, TrialState.PRUNED, {MEASURED: measured.to_json()})
-
-    def release(self, lease: Lease, reason: str) -> None:
-        """Free a configuration for other workers."""
-        self._end(lease, TrialState.FAIL, {ENDED: reason})
-
-    def reap_orphans(self) -> Sequence[FrozenTrial]:
+    def _reap_orphans(self) -> Sequence[FrozenTrial]:
         """Free the configurations of dead workers and return all trials."""
-        trials, timed_out = self.read(), self._heartbeat.timed_out()
+        trials, timed_out = self._read(), self._heartbeat.timed_out()
         orphans = [
             trial._trial_id
             for trial in trials
@@ -173,78 +229,96 @@ class Trials:
             and (trial._trial_id in timed_out or is_dead(trial.user_attrs.get(WORKER, {})))
         ]
         for trial in orphans:
-            self._end(Lease(trial, {}), TrialState.FAIL, {ENDED: "its worker was not heard of any more"})
-        return self.read() if orphans else trials
+            self._end(trial, TrialState.FAIL, {ENDED: "its worker was not heard of any more"})
+        return self._read() if orphans else trials
 
-    def report(self, lease: Lease, epoch: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
-        """Store the value of an epoch and return whether to prune the trial; False if the storage fails."""
-
-        def decide() -> bool:
-            rdb = self._storage.rdb
-            rdb.set_trial_intermediate_value(lease.trial, epoch, value)
-            return pruner.prune(optuna.load_study(study_name=self.name, storage=rdb), rdb.get_trial(lease.trial))
-
-        with suppress(UpdateFinishedTrialError):
-            return bool(self._storage.try_once(decide))
-        return False
-
-    def _all(self) -> list[FrozenTrial]:
-        return sorted(
-            self._storage.rdb.get_all_trials(self._study, deepcopy=False), key=lambda trial: int(trial.number)
+    def _lease(self, configuration: Configuration) -> Lease | None:
+        """Lease a configuration; None if another worker was faster."""
+        token = uuid.uuid4().hex
+        template = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params={name: encode(value) for name, value in configuration.items()},
+            distributions=self._distributions,
+            user_attrs={**self._attributes(configuration), LEASE: token},
         )
 
-    def _is_first(self, lease: Lease, trials: Sequence[FrozenTrial]) -> bool:
-        first = live(trials).get(as_text(lease.configuration))
-        return first is not None and first._trial_id == lease.trial
+        def ours(trials: Sequence[FrozenTrial]) -> list[int]:
+            return [trial._trial_id for trial in trials if trial.user_attrs.get(LEASE) == token]
 
-    def _withdraw(self, lease: Lease) -> None:
-        self._end(lease, TrialState.FAIL, {WITHDRAWN: True})
+        def create() -> Sequence[FrozenTrial]:
+            if not ours(self._all()):  # otherwise an earlier try succeeded with only its reply lost
+                # at once: other workers already expect heartbeats during later retries
+                self._heartbeat.add(self._storage.rdb.create_new_trial(self._study, template_trial=template))
+            return self._all()
+
+        trials = self._storage.retry(create)
+        lease = Lease(min(ours(trials)), configuration)
+        self._heartbeat.add(lease.trial)
+        return self._valid(lease, trials)
+
+    def _propose(self) -> Lease | None:
+        """Lease a new configuration; None if there are enough."""
+        while len(known(trials := self._read())) < self._wanted:
+            # the seed differs per proposal and is the same when a search is repeated
+            seed = self._plan.base.seed + len(trials)
+            lease = Lease(*self._storage.retry(propose, self._storage.rdb, self._name, self._plan.space, seed))
+            self._heartbeat.add(lease.trial)
+            with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
+                self._set(lease.trial, self._attributes(lease.configuration))
+            if (valid := self._valid(lease, self._read())) is not None:
+                return valid
+        return None
+
+    def _attributes(self, configuration: Configuration) -> dict[str, Any]:
+        """User attributes of a lease. The configuration comes last, because it makes the lease valid."""
+        run = self.spec(configuration).key
+        return {WORKER: dict(this_worker()), BEAT: 0, RUN: run, CONFIGURATION: dict(configuration)}
+
+    def _valid(self, lease: Lease, trials: Sequence[FrozenTrial]) -> Lease | None:
+        """The lease, or None after it was withdrawn: another one is older, or there are enough configurations."""
+        text = as_text(lease.configuration)
+        first = live(trials).get(text)
+        wanted = map(as_text, self._configurations(trials))
+        if first is not None and first._trial_id == lease.trial and text in wanted:
+            return lease
+        self._end(lease.trial, TrialState.FAIL, {WITHDRAWN: True})
+        return None
 
     def _end(
-        self, lease: Lease, state: TrialState, attributes: Mapping[str, Any], values: Sequence[float] | None = None
+        self, trial: int, state: TrialState, attributes: Mapping[str, Any], values: Sequence[float] | None = None
     ) -> None:
         """End a trial, unless an earlier try or a worker that took this one for dead has ended it."""
         try:
             with suppress(UpdateFinishedTrialError):
-                for key, value in attributes.items():
-                    self._set(lease.trial, key, value)
-                self._storage.retry(lambda: self._storage.rdb.set_trial_state_values(lease.trial, state, values))
+                self._set(trial, attributes)
+                self._storage.retry(self._storage.rdb.set_trial_state_values, trial, state, values)
         finally:
-            self._heartbeat.remove(lease.trial)
+            self._heartbeat.remove(trial)
 
-    def _set(self, trial: int, key: str, value: Any) -> None:
-        self._storage.retry(lambda: self._storage.rdb.set_trial_user_attr(trial, key, value))
+    def _set(self, trial: int, attributes: Mapping[str, Any]) -> None:
+        for key, value in attributes.items():
+            self._storage.retry(self._storage.rdb.set_trial_user_attr, trial, key, value)
 
 
 def live(trials: Sequence[FrozenTrial]) -> dict[str, FrozenTrial]:
     """Map each configuration to the trial that measures or has measured it."""
     found: dict[str, FrozenTrial] = {}
     for trial in trials:
-        if trial.state != TrialState.FAIL and WITHDRAWN not in trial.user_attrs and CONFIGURATION in trial.user_attrs:
+        if trial.state != TrialState.FAIL and _is_lease(trial):
             found.setdefault(as_text(trial.user_attrs[CONFIGURATION]), trial)
     return found
 
 
 def known(trials: Sequence[FrozenTrial]) -> list[str]:
     """All configurations that were ever leased, oldest first, including those that are free again."""
-    return list(
-        dict.fromkeys(
-            as_text(trial.user_attrs[CONFIGURATION])
-            for trial in trials
-            if CONFIGURATION in trial.user_attrs and WITHDRAWN not in trial.user_attrs
-        )
-    )
+    return list(dict.fromkeys(as_text(trial.user_attrs[CONFIGURATION]) for trial in trials if _is_lease(trial)))
 
 
 def measured_in(trials: Sequence[FrozenTrial]) -> dict[str, Measured]:
     """Map each measured configuration to its result."""
-    return {
-        text: Measured.from_json(trial.user_attrs[MEASURED])
-        for text, trial in live(trials).items()
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-    }
+    ended = {text: trial for text, trial in live(trials).items() if trial.state.is_finished()}
+    return {text: Measured(**trial.user_attrs[MEASURED]) for text, trial in ended.items()}
 
 
-def _attributes(configuration: Configuration, run: str) -> dict[str, Any]:
-    """User attributes of a lease. The configuration comes last, because it makes the lease valid."""
-    return {WORKER: dict(this_worker()), BEAT: 0, RUN: run, CONFIGURATION: dict(configuration)}
+def _is_lease(trial: FrozenTrial) -> bool:
+    return CONFIGURATION in trial.user_attrs and WITHDRAWN not in trial.user_attrs

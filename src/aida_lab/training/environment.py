@@ -1,11 +1,15 @@
-"""The machine of a run: choose the device, configure torch, and record both."""
+"""What decides a run's numbers besides its spec: the machine, the data, the code of an optimizer outside the catalog.
+
+This chooses the device, configures torch, and records what a run was trained with. A run whose data or code changed is
+trained again; one that is resumed on another machine says so.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +19,10 @@ import torch
 
 from aida._version import __version__
 from aida_lab import distributed
+from aida_lab.data.local import checksum
+from aida_lab.data.sets import find
+from aida_lab.experiments import find_experiment
+from aida_lab.external import source_of
 from aida_lab.spec import RunSpec
 
 
@@ -94,6 +102,32 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tupl
 
 def _part(session: Any, name: str) -> Any:
     return session.get(name) if isinstance(session, Mapping) else None
+
+
+def provenance(spec: RunSpec, data_root: Path | None) -> dict[str, Any]:
+    """Checksums of a run's data and of its optimizer's code, recorded with the run."""
+    reads = find_experiment(spec.experiment).reads(spec.variant)
+    found: dict[str, Any] = {"data": {name: checksum(find(name), data_root) for name in reads}}
+    if ":" in spec.optimizer:
+        found["source"] = source_of(spec.optimizer)
+    return found
+
+
+def changed_since(spec: RunSpec, sessions: Sequence[Mapping[str, Any]], data_root: Path | None) -> str:
+    """What is another than in a run's last session, in words; empty if nothing is, or if the session does not say."""
+    before = _named(spec, sessions[-1]) if sessions else {}
+    if not before:
+        return ""
+    now = _named(spec, provenance(spec, data_root))
+    changed = [name for name in before if name in now and before[name] != now[name]]
+    return "; ".join(f"{name} was changed since ({before[name]} before, {now[name]} now)" for name in changed)
+
+
+def _named(spec: RunSpec, session: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, what is known of it."""
+    data = session.get("data")
+    found = {**(data if isinstance(data, dict) else {}), spec.optimizer: session.get("source")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _version(package: str) -> str | None:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aida.catalog import reading_for
 from aida.stepsizes import Record, StepsizeProbe
 from aida_lab.experiments import find_experiment
 from aida_lab.schedules import Restarted, WarmUp
-from aida_lab.spec import RunSpec
+from aida_lab.spec import RunSpec, Switch
 from aida_lab.task import TaskContext
 from aida_lab.training.environment import choose_device, set_up
 from aida_lab.training.optimizers import LearningRate, build, can_be_captured
 from aida_lab.training.options import Options
 from aida_lab.training.steps import GraphSteps, PlainSteps
-from aida_lab.training.switching import Switching, as_asgd
 
 #: Called after every step. An exception from it interrupts the epoch.
 AfterStep = Callable[[], None]
@@ -141,7 +140,10 @@ class Training:
             "modules": {name: module.state_dict() for name, module in self.task.modules.items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "task": self.task.extra_state(),
-            "random": _random_state(self.device),
+            "random": {
+                "cpu": torch.get_rng_state(),
+                **({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
+            },
             **({"switching": self.switching.state()} if self.switching is not None else {}),
         }
 
@@ -160,17 +162,44 @@ class Training:
             optimizer.load_state_dict(state["optimizers"][name])
         self._lr.attach()
         self.task.load_extra_state(state["task"])
-        _set_random_state(state["random"], self.device)
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["random"]:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+@dataclass
+class Switching:
+    """Replace SGD by ASGD during a run, as the public language-model script does.
+
+    The switch comes when the perplexity of an epoch exceeds the lowest one of all earlier epochs but the last few. ASGD
+    starts without momentum and at the run's first learning rate; only later decays of the schedule apply. The script
+    keeps ASGD's averaged weights and never evaluates them. So the evaluated weights are those of plain SGD with the
+    learning rate of the previous step, because torch's ASGD sets it for the next step.
+    """
+
+    rule: Switch
+    seen: list[float] = field(default_factory=list)  #: the metric so far
+    at: int | None = None  #: completed epochs at the switch; None before it
+
+    def comes(self, measured: Mapping[str, float], epoch: int) -> bool:
+        """Record the metric after ``epoch`` epochs; True if the switch comes now."""
+        if self.at is not None or self.rule.key not in measured:
+            return False
+        value, earlier = measured[self.rule.key], self.seen[: -self.rule.interval]
+        self.seen.append(value)
+        if not earlier or not value > min(earlier):
+            return False
+        self.at = epoch
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": list(self.seen), "at": self.at}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.seen, self.at = list(state["seen"]), state["at"]
 
 
-def _set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+def as_asgd(spec: RunSpec) -> RunSpec:
+    """The spec of the second optimizer of a run."""
+    kept = {name: spec.hyper[name] for name in ("lr", "weight_decay") if name in spec.hyper}
+    return replace(spec, optimizer="torch.optim:ASGD", hyper={**kept, "t0": 0.0, "lambd": 0.0})

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
 from aida_lab.external import import_optimizer
 from aida_lab.spec import RunSpec
-from aida_lab.training.matrices import MatricesAndRest, takes_matrices_alone
 
 
 def optimizer_class(spec: RunSpec) -> type[Optimizer]:
@@ -38,9 +37,7 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
     kind = optimizer_class(spec)
     accepted = _arguments(kind)
     # JSON has no tuples, and betas must be one
-    hyper: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in spec.hyper.items()
-    }
+    hyper = {name: tuple(value) if isinstance(value, list) else value for name, value in spec.hyper.items()}
     if device.type == "cuda" and kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         hyper.setdefault("fused", True)  # torch's fastest path; the optimizers of the catalog choose their own
     if device.type == "cuda" and can_be_captured(spec):
@@ -48,7 +45,8 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
             hyper["capturable"] = True
         lr = hyper.get("lr", accepted["lr"].default if "lr" in accepted else None)
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
-    make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if takes_matrices_alone(kind) else kind
+    matrices_only = kind is getattr(torch.optim, "Muon", None)
+    make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if matrices_only else kind
     optimizer = make(params, **hyper)
     if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
         # A dozen passes over memory become one; the other optimizers have their own kernels. A step has no loops to
@@ -59,6 +57,44 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
     return optimizer
 
 
+class MatricesAndRest(Optimizer):
+    """An optimizer for matrices only, such as torch's Muon, with AdamW for all other parameters, as one optimizer.
+
+    This is how Muon is used: it updates matrices, and AdamW updates biases, norms and convolutions. Both have the same
+    learning rate: Muon's steps are scaled to the size of AdamW's unless ``adjust_lr_fn`` is set.
+    """
+
+    def __init__(self, kind: Callable[..., Optimizer], params: Iterable[Tensor], **hyper: Any) -> None:
+        params = list(params)
+        matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim != 2]
+        if not matrices:
+            raise ValueError("this optimizer updates matrices only, and none of the parameters is one; choose another")
+        super().__init__(params, {})
+        first = kind(matrices, **{"adjust_lr_fn": "match_rms_adamw", **hyper})
+        group = first.param_groups[0]
+        self._parts = [first]
+        if rest:
+            self._parts.append(AdamW(rest, lr=group["lr"], weight_decay=group["weight_decay"]))
+        self._join()
+
+    def _join(self) -> None:
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._join()  # loading replaces the groups of each part
+
+
 class LearningRate:
     """Sets the learning rate of all groups: in place if a CUDA graph reads it, else as a number."""
 
@@ -67,27 +103,26 @@ class LearningRate:
         first = self._optimizers[0].param_groups[0]["lr"]
         self._tensor = first if isinstance(first, Tensor) else None
         self.base = float(first)
-        self._value: float | None = None
         self.attach()
 
     def attach(self) -> None:
         """Put the lr tensor into all groups; again after a checkpoint replaced it."""
-        self._value = None
+        self._value: float | None = None
         if self._tensor is not None:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = self._tensor
+            self._put(self._tensor)
 
     def set(self, value: float) -> None:
-        if value == self._value:
-            return
-        self._value = value
-        if self._tensor is not None:
-            self._tensor.fill_(value)
-            return
+        if value != self._value:
+            self._value = value
+            if self._tensor is not None:
+                self._tensor.fill_(value)
+            else:
+                self._put(value)
+
+    def _put(self, lr: Tensor | float) -> None:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = value
+                group["lr"] = lr
 
 
 def _arguments(kind: type[Any]) -> Mapping[str, inspect.Parameter]:

@@ -21,14 +21,14 @@ from aida_lab import distributed
 from aida_lab.events import Event, Kind, Listener
 from aida_lab.experiments import find_experiment
 from aida_lab.runs.checks import best_and_last
+from aida_lab.runs.files import writing
 from aida_lab.runs.records import STEPSIZES
-from aida_lab.runs.store import RunFolder, writing
+from aida_lab.runs.store import RunFolder
 from aida_lab.spec import Metric, RunSpec
 from aida_lab.stopping import Stop
-from aida_lab.training.environment import changes, choose_device, describe
+from aida_lab.training.environment import changed_since, changes, choose_device, describe, provenance
 from aida_lab.training.loop import Training
 from aida_lab.training.options import Options
-from aida_lab.training.provenance import changed_since, provenance
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong

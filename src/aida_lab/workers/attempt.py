@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 import time
 import traceback
@@ -14,18 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aida_lab.events import Event, Listener
+from aida_lab.events import Event, Listener, Pruned
 from aida_lab.progress.tensorboard_log import TensorboardLog
-from aida_lab.runs.store import RunBusyError, RunFolder, RunLostError, StoreError
+from aida_lab.runs.files import StoreError
+from aida_lab.runs.lock import RunBusyError, RunLostError
+from aida_lab.runs.store import RunFolder
 from aida_lab.spec import RunSpec
 from aida_lab.training.options import Options
 from aida_lab.training.run import Interrupted
 
-State = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy", "pruned"]
+OutcomeState = Literal["finished", "diverged", "skipped", "interrupted", "failed", "busy", "pruned"]
 
 #: Trains one run: ``aida_lab.training.run.run``, or a substitute in tests.
 Runner = Callable[[RunSpec, Path, Options, Listener], Mapping[str, Any]]
-RUNNER = "aida_lab.training.run:run"
 
 #: Minimum seconds between two forwarded "step" events. Steps can be much shorter, and a display needs no more.
 _STEP_INTERVAL = 0.25
@@ -36,7 +36,7 @@ class Outcome:
     """How an attempt at a run ended."""
 
     key: str
-    state: State
+    state: OutcomeState
     #: One line; empty if the run is done.
     error: str = ""
 
@@ -44,12 +44,6 @@ class Outcome:
     def done(self) -> bool:
         """Whether the run has a result. A diverged run has one."""
         return self.state in ("finished", "diverged", "skipped")
-
-
-def runner_named(name: str) -> Runner:
-    module, _, function = name.partition(":")
-    found: Runner = getattr(importlib.import_module(module), function)
-    return found
 
 
 def attempt(spec: RunSpec, out: Path, options: Options, listen: Listener, runner: Runner) -> Outcome:
@@ -65,6 +59,10 @@ def attempt(spec: RunSpec, out: Path, options: Options, listen: Listener, runner
     except RunBusyError as error:
         forward.emit("note", str(error))
         return Outcome(spec.key, "busy", str(error))
+    except Pruned:
+        with suppress(StoreError, RunBusyError), RunFolder.open(out, spec) as folder:
+            folder.drop_checkpoints()
+        return Outcome(spec.key, "pruned")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: a step that exits has failed
@@ -119,9 +117,9 @@ class _Forwarder:
             self._last_step = now
         self._last = event
         self.skipped |= event.kind == "skipped"
-        self._listen(event)
         if self._log is not None:
             self._log(event)
+        self._listen(event)
 
     def emit(self, kind: Any, text: str = "") -> None:
         """Send an event with the run's current epoch."""

@@ -14,18 +14,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
 from aida_lab.events import Event, Listener
+from aida_lab.runs.files import StoreError
 from aida_lab.runs.lock import is_held
-from aida_lab.runs.records import CHECKPOINTS, LOCK
-from aida_lab.runs.store import DONE, StoreError, read_run, read_sessions
+from aida_lab.runs.records import CHECKPOINTS, DONE, LOCK, read_run, read_sessions
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
+from aida_lab.training.environment import changed_since
 from aida_lab.training.options import Options
-from aida_lab.training.provenance import changed_since
-from aida_lab.workers.attempt import RUNNER, Outcome, attempt, gpu_is_usable, runner_named
+from aida_lab.workers.attempt import Outcome, attempt, gpu_is_usable
 from aida_lab.workers.mps import Sharing, shared_gpu
 from aida_lab.workers.pool import WorkerConfig, WorkerPool
 from aida_lab.workers.worker import SAVE_TIMEOUT
@@ -46,7 +47,7 @@ class Jobs:
     #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
     jobs: int = 1
     #: Function that trains a run, as ``module:function``.
-    runner: str = RUNNER
+    runner: str = "aida_lab.training.run:run"
 
     def work(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
         """Train the runs and yield the outcome of each when it ends.
@@ -82,7 +83,7 @@ class Jobs:
 
     def _in_process(self, waiting: Iterator[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
         """Train in this process as long as its GPU is usable."""
-        runner = runner_named(self.runner)
+        runner = resolve_name(self.runner)
         while not stop.asked and gpu_is_usable() and (spec := next(waiting, None)) is not None:
             outcome = self._skipped(spec, listen) or attempt(spec, self.out, self.options, listen, runner)
             if outcome.state == "interrupted":

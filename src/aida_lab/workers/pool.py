@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -13,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from aida_lab.events import Event, Listener
+from aida_lab.events import Event, Listener, Pruned
 from aida_lab.spec import RunSpec
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, record_failure
-from aida_lab.workers.worker import request
 
 #: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
-_START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({}, {!r})"
+_START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({})"
 
 #: Number of log lines of a dead worker that are kept with its run.
 _TAIL = 50
@@ -45,55 +43,43 @@ class WorkerConfig:
 
 
 class Worker:
-    """One worker process, seen from the pool."""
+    """One worker process, seen from the pool. If its connection is closed, it saves its run and exits."""
 
     def __init__(self, config: WorkerConfig, number: int) -> None:
         self.run: RunSpec | None = None
-        #: Whether the worker has closed its event pipe.
+        #: Whether the worker has closed its end of the connection.
         self.closed = False
-        self._config = config
         self._log = config.logs / f"worker-{number}.log"
         self._log_start = 0
-        self._unread = b""
-        self.events, write_end = os.pipe()
-        os.set_blocking(self.events, False)
-        command = [sys.executable, "-c", _START.format(write_end, config.runner)]
-        with self._log.open("wb") as log:
+        self.connection, theirs = Pipe()
+        with theirs, self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
+                [sys.executable, "-c", _START.format(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=config.environment,
-                pass_fds=(write_end, *config.fds),
+                pass_fds=(theirs.fileno(), *config.fds),
                 start_new_session=True,  # Ctrl-C reaches only the pool, which asks the worker to save
             )
-        os.close(write_end)
+        self.send(config.out, config.options, config.runner)
 
-    def assign(self, spec: RunSpec) -> None:
+    def train(self, spec: RunSpec) -> None:
         self.run = spec
         self._log_start = self._log.stat().st_size
-        self.send(request(spec, self._config.out, self._config.options))
+        self.send("train", spec.to_json())
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
+    def send(self, *message: Any) -> None:
         with suppress(OSError):  # the worker died: the pool reaps it later
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+            self.connection.send(message)
 
-    def messages(self) -> Iterator[Mapping[str, Any]]:
-        """Read the messages that have arrived."""
-        while True:
-            try:
-                read = os.read(self.events, 1 << 16)
-            except BlockingIOError:
-                break
-            if not read:
-                self.closed = True
-                break
-            self._unread += read
-        *lines, self._unread = self._unread.split(b"\n")
-        yield from map(json.loads, lines)
+    def messages(self) -> Iterator[Event | tuple[Outcome, bool]]:
+        """Receive the messages that have arrived: events, and outcomes with whether the GPU is still usable."""
+        try:
+            while not self.closed and self.connection.poll():
+                yield self.connection.recv()
+        except (EOFError, OSError):
+            self.closed = True
 
     def exit_message(self) -> str:
         """How the worker died, in one line."""
@@ -112,12 +98,6 @@ class Worker:
             log.seek(self._log_start)
             return log.read().decode(errors="replace").strip().splitlines()[-_TAIL:]
 
-    def close_stdin(self) -> None:
-        """Make the worker save its run and exit."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-
 
 class WorkerPool:
     """At most ``size`` workers. A new one is started if a run is submitted and no worker is free.
@@ -131,7 +111,6 @@ class WorkerPool:
         self._workers: list[Worker] = []
         self._started = 0
         self._stopping = False
-        self._selector = selectors.DefaultSelector()
 
     @property
     def busy(self) -> bool:
@@ -143,14 +122,15 @@ class WorkerPool:
 
     def submit(self, spec: RunSpec) -> None:
         free = next((worker for worker in self._workers if worker.run is None), None)
-        (free or self._start()).assign(spec)
+        (free or self._start()).train(spec)
 
     def outcomes(self, listen: Listener, timeout: float) -> list[Outcome]:
         """Wait at most ``timeout`` seconds for messages, forward events and return the outcomes of runs that ended."""
+        # without closed connections, which are always ready and would make the pool spin
+        wait([worker.connection for worker in self._workers if not worker.closed], timeout)
         ended: list[Outcome] = []
-        for key, _ in self._selector.select(timeout):
-            ended += self._receive(key.data, listen)
         for worker in list(self._workers):
+            ended += self._receive(worker, listen)
             if worker.process.poll() is not None:
                 ended += self._receive(worker, listen)
                 ended += self._reap(worker, listen)
@@ -161,14 +141,14 @@ class WorkerPool:
         if not self._stopping:
             self._stopping = True
             for worker in self._workers:
-                worker.send({"stop": True})
+                worker.send("stop", "")
 
     def close(self, timeout: float) -> None:
         """Give the workers ``timeout`` seconds to save their runs and exit, then kill them."""
         end = time.monotonic() + timeout
         try:
             for worker in self._workers:
-                worker.close_stdin()
+                worker.connection.close()
             for worker in self._workers:
                 with suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(end - time.monotonic(), 0.0))
@@ -176,33 +156,34 @@ class WorkerPool:
             for worker in list(self._workers):
                 worker.process.kill()
                 worker.process.wait()
-                self._remove(worker)
-            self._selector.close()
+            self._workers.clear()
 
     def _start(self) -> Worker:
         worker = Worker(self._config(), self._started)
         self._started += 1
         self._workers.append(worker)
-        self._selector.register(worker.events, selectors.EVENT_READ, worker)
         return worker
 
     def _receive(self, worker: Worker, listen: Listener) -> list[Outcome]:
         ended: list[Outcome] = []
         for message in worker.messages():
-            if "event" in message:
-                listen(Event(**message["event"]))
-            else:
-                worker.run = None
-                ended.append(Outcome(**message["outcome"]))
-                if not message["usable"]:
-                    worker.process.kill()
-                    worker.process.wait()
-        if worker.closed and worker.events in self._selector.get_map():
-            self._selector.unregister(worker.events)  # a closed pipe is always ready, which would make the pool spin
+            if isinstance(message, Event):
+                try:
+                    listen(message)
+                except Pruned:
+                    worker.send("prune", message.run)
+                continue
+            outcome, usable = message
+            worker.run = None
+            ended.append(outcome)
+            if not usable:
+                worker.process.kill()
+                worker.process.wait()
         return ended
 
     def _reap(self, worker: Worker, listen: Listener) -> list[Outcome]:
-        self._remove(worker)
+        self._workers.remove(worker)
+        worker.connection.close()
         if worker.run is None:
             return []
         if self._stopping and worker.process.returncode == 0:  # it was still starting when it was asked to stop
@@ -212,10 +193,3 @@ class WorkerPool:
         record_failure(worker.run, self._config().out, message, "\n".join(worker.tail()))
         listen(Event("failed", worker.run.key, epochs=worker.run.epochs, text=message))
         return [Outcome(worker.run.key, "failed", message)]
-
-    def _remove(self, worker: Worker) -> None:
-        self._workers.remove(worker)
-        worker.close_stdin()
-        if worker.events in self._selector.get_map():
-            self._selector.unregister(worker.events)
-        os.close(worker.events)

@@ -1,107 +1,94 @@
 """A process that trains one run after another for :mod:`aida_lab.workers.pool`.
 
-It reads requests as JSON lines from stdin and writes events and outcomes as JSON lines to a separate pipe, so that the
-output of libraries cannot mix with them. When stdin closes, it saves the current run and exits.
+One connection carries the pool's messages in, and events and outcomes out, so that the output of libraries cannot mix
+with them. When the pool closes it, this process saves the current run and exits.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, fields
+from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import Any
 
-from aida_lab.events import Event
+from aida_lab.events import Event, Pruned
 from aida_lab.spec import RunSpec
 from aida_lab.stopping import Stop
 from aida_lab.training.options import Options
-from aida_lab.workers.attempt import attempt, gpu_is_usable, runner_named
+from aida_lab.workers.attempt import attempt, gpu_is_usable
 
-#: Seconds that a run may take to save itself after stdin has closed.
+#: Seconds that a run may take to save itself after the connection was closed.
 SAVE_TIMEOUT = 120.0
 
 
-def request(spec: RunSpec, out: Path, options: Options) -> dict[str, Any]:
-    """Encode a request to train a run."""
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
-    return {"spec": spec.to_json(), "out": str(out), "options": settings}
+class Inbox:
+    """Receives messages in a thread, so that a request to stop or to prune arrives during training.
 
+    Messages: ``("train", content of a spec)``, ``("prune", key of a run)`` and ``("stop", "")``.
+    """
 
-def read_request(content: Mapping[str, Any]) -> tuple[RunSpec, Path, Options]:
-    """Decode the result of :func:`request`."""
-    paths = {each.name for each in fields(Options) if "Path" in str(each.type)}
-    options: dict[str, Any] = {
-        name: Path(value) if name in paths and value is not None else value
-        for name, value in content["options"].items()
-    }
-    return RunSpec.from_json(content["spec"]), Path(content["out"]), Options(**options)
-
-
-def _lines(descriptor: int) -> Iterator[bytes]:
-    # not sys.stdin: a blocked reader thread holds its lock, which the interpreter needs at exit
-    unread = b""
-    while read := os.read(descriptor, 1 << 16):
-        *lines, unread = (unread + read).split(b"\n")
-        yield from lines
-
-
-class Requests:
-    """Reads requests in a thread, so that a request to stop arrives during training."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._lines = _lines(descriptor)
-        self._waiting: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._waiting: SimpleQueue[RunSpec | None] = SimpleQueue()
+        self.pruned: set[str] = set()
         #: Also stops the current run. A signal between two runs ends the process.
         self.stop = Stop(when_asked=lambda: self._waiting.put(None))
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._receive, daemon=True).start()
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        while (content := self._waiting.get()) is not None and not self.stop.asked:
-            yield content
+    def __iter__(self) -> Iterator[RunSpec]:
+        while (spec := self._waiting.get()) is not None and not self.stop.asked:
+            yield spec
 
-    def _read(self) -> None:
-        for line in self._lines:
-            message = json.loads(line)
-            if "stop" in message:
-                break
-            self._waiting.put(message)
-        self.stop.ask()
-        self._waiting.put(None)
-        for _ in self._lines:
-            pass  # until stdin closes, the pool still waits for the outcome
+    def _receive(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                kind, content = self._connection.recv()
+                if kind == "train":
+                    self._waiting.put(RunSpec.from_json(content))
+                elif kind == "prune":
+                    self.pruned.add(content)
+                else:
+                    self._stop()
+        self._stop()
         time.sleep(SAVE_TIMEOUT)
         os._exit(1)
 
+    def _stop(self) -> None:
+        self.stop.ask()
+        self._waiting.put(None)
 
-def main(events: int, runner: str) -> None:
-    """Train the requested runs until stdin closes, and write messages to the file descriptor ``events``."""
+
+def main(descriptor: int) -> None:
+    """Train the requested runs until the pool closes the connection with this file descriptor."""
     faulthandler.enable()  # a crash in C code writes the Python stack to the log
-    train = runner_named(runner)
-    # if the pool is gone, stdin closes as well, which stops this process
-    with suppress(BrokenPipeError), os.fdopen(events, "w", encoding="utf-8") as pipe:
+    connection: Connection[Any, Any] = Connection(descriptor)
+    out: Path
+    options: Options
+    out, options, runner = connection.recv()
+    train = resolve_name(runner)
 
-        def send(message: Mapping[str, Any]) -> None:
-            with suppress(BrokenPipeError):
-                pipe.write(json.dumps(message) + "\n")
-                pipe.flush()
+    def send(message: Any) -> None:
+        with suppress(OSError):  # the pool is gone, which stops this process
+            connection.send(message)
 
-        def forward(event: Event) -> None:
-            send({"event": {**vars(event), "row": dict(event.row)}})
+    inbox = Inbox(connection)
 
-        requests = Requests(sys.stdin.fileno())
-        with requests.stop:
-            for content in requests:
-                spec, out, options = read_request(content)
-                outcome = attempt(spec, out, options, forward, train)
-                usable = gpu_is_usable()
-                send({"outcome": asdict(outcome), "usable": usable})
-                if not usable:
-                    break
+    def forward(event: Event) -> None:
+        send(event)
+        if event.kind == "epoch" and event.epoch < event.epochs and event.run in inbox.pruned:
+            raise Pruned
+
+    with inbox.stop:
+        for spec in inbox:
+            outcome = attempt(spec, out, options, forward, train)
+            usable = gpu_is_usable()
+            send((outcome, usable))
+            if not usable:
+                break

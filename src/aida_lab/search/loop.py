@@ -1,0 +1,198 @@
+"""Carry out searches: any number of workers measure every configuration once, then repeat the best one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from aida_lab.events import Event, Listener, Pruned
+from aida_lab.runs.records import RunRecord, read_run
+from aida_lab.runs.summary import summary_of
+from aida_lab.search.findings import Findings, Measured, best_of
+from aida_lab.search.liveness import this_worker
+from aida_lab.search.plan import Plan
+from aida_lab.search.sampling import SEEDS, listed_values, pruner_of, value_ranges
+from aida_lab.search.storage import StorageError
+from aida_lab.search.trials import Studies, Trials
+from aida_lab.spec import RunSpec
+from aida_lab.stopping import Stop
+from aida_lab.workers.attempt import Outcome
+from aida_lab.workers.jobs import Jobs
+
+#: Seconds between two polls while other workers train the remaining runs.
+_POLL = 1.0
+
+
+class Search:
+    """The search of one optimizer, from the first configuration to the last repetition."""
+
+    def __init__(self, plan: Plan, studies: Studies) -> None:
+        self.plan = plan
+        self._studies = studies
+        self._pruner = pruner_of(plan)
+        grid = plan.sampler == "grid"
+        distributions = listed_values(plan.space) if grid else value_ranges(plan.space)
+        listed = plan.space.grid() if grid else None
+        self._searched = Trials(studies, plan, plan.name, plan.about(), distributions, plan.spec, listed)
+        self._repeated: Trials | None = None
+        #: Whether this worker has nothing left to do: all runs are measured, or the remaining ones failed.
+        self.over = False
+
+    @property
+    def stages(self) -> list[Trials]:
+        """The configurations and, when the best one is known, its repetitions."""
+        return [self._searched] + ([self._repeated] if self._repeated else [])
+
+    def acquire(self, out: Path, avoided: set[str]) -> RunSpec | None:
+        """Lease the next run for this worker; None if there is none at the moment."""
+        if self.over:
+            return None
+        if self._repeated is None and (spec := self._searched.acquire(out, avoided)) is not None:
+            return spec
+        found = self.findings()
+        if self._repeated is None:
+            self.over = self._searched.over(found.rows)
+            return None
+        known = {row.measured.run: row.measured for row in found.rows if row.measured}
+        while (spec := self._repeated.acquire(out, avoided)) is not None:
+            if spec.key not in known:
+                return spec
+            self._repeated.finish(spec.key, known[spec.key])  # measured by a search run, perhaps on another machine
+        self.over = self._repeated.over(self._repeated.rows())
+        return None
+
+    def should_prune(self, event: Event) -> bool:
+        """Report the value of an epoch to the pruner and return its decision."""
+        value = event.row.get(self.plan.metric.key)
+        if self._pruner is None or event.run not in self._searched.leases or value is None or not math.isfinite(value):
+            return False
+        return self._searched.report(event.run, event.epoch, value, self._pruner)
+
+    def findings(self) -> Findings:
+        """The current results of all workers. Once the best configuration is known, its repetitions are a stage."""
+        plan, rows = self.plan, self._searched.rows()
+        best = best_of(rows, plan) if self._searched.done(rows) else None
+        if best is not None and self._repeated is None:
+            self._repeated = Trials(
+                self._studies,
+                plan,
+                plan.repetitions_name(best.spec),
+                {"of": plan.name},
+                SEEDS,
+                lambda configuration: plan.repetition(best.spec, configuration["seed"]),
+                [{"seed": seed} for seed in plan.seeds],
+            )
+        return Findings(plan, rows, best, self._repeated.rows() if self._repeated else [])
+
+
+class SearchLoop:
+    """Carries out all searches of one command through one queue of runs."""
+
+    def __init__(
+        self,
+        searches: Sequence[Search],
+        jobs: Jobs,
+        listen: Listener,
+        expect: Callable[[Iterable[RunSpec]], object],
+        stop: Stop,
+    ) -> None:
+        self._searches, self._jobs, self._listen, self._expect, self._stop = searches, jobs, listen, expect, stop
+        #: Keys of the runs that were leased here or reported as measured.
+        self._reported: set[str] = set()
+        self._waiting = False
+
+    def run(self) -> None:
+        """Train until all runs are measured by any worker, the remaining ones failed, or a stop is requested."""
+        for stage in self._stages():
+            self._expect(stage.listed())
+        try:
+            while not self._stop.asked:
+                queued: set[str] = set()  # the queue drops duplicates
+                if (first := self._acquire(queued)) is not None:
+                    runs = chain([first], iter(partial(self._acquire, queued), None))
+                    for outcome in self._jobs.work(runs, self._forward, self._stop):
+                        self._record(outcome)
+                elif all(search.over for search in self._searches):
+                    return
+                else:
+                    self._wait()
+        finally:
+            # other workers can continue at once; without a storage the leases time out
+            with suppress(StorageError):
+                for stage in self._stages():
+                    for run in list(stage.leases):
+                        stage.release(run, "stopped")
+
+    def _stages(self) -> list[Trials]:
+        return [stage for search in self._searches for stage in search.stages]
+
+    def _acquire(self, queued: set[str]) -> RunSpec | None:
+        """Lease a run of any search; None if there is none at the moment."""
+        for search in self._searches:
+            spec = search.acquire(self._jobs.out, queued)
+            for stage in search.stages:
+                self._expect(stage.listed())
+                self._report_others(stage)
+            if spec is not None:
+                queued.add(spec.key)
+                self._expect([spec])  # a proposed run is not listed in advance
+                self._reported.add(spec.key)
+                self._waiting = False
+                return spec
+        return None
+
+    def _record(self, outcome: Outcome) -> None:
+        run = outcome.key
+        stage = next(each for each in self._stages() if run in each.leases)
+        if outcome.done or outcome.state == "pruned":
+            spec, record = stage.spec(stage.leases[run].configuration), read_run(self._jobs.out / run)
+            if outcome.done and record.result is None:
+                stage.fail(run, f"{record.path} no longer has a result")
+                return
+            found = _measured(record)
+            stage.finish(run, found)
+            if outcome.state == "pruned":
+                self._report(found, spec, "pruned: worse than the median of other runs")
+        elif outcome.state == "failed":
+            stage.fail(run, outcome.error)
+        else:  # interrupted, or locked by another process
+            self._reported.discard(run)
+            stage.release(run, outcome.error or outcome.state)
+
+    def _forward(self, event: Event) -> None:
+        self._listen(event)
+        if event.kind != "epoch" or not any(search.should_prune(event) for search in self._searches):
+            return
+        if event.epoch < event.epochs:
+            raise Pruned
+
+    def _report_others(self, stage: Trials) -> None:
+        for spec, each in stage.measured():
+            if each.run not in self._reported:
+                self._reported.add(each.run)
+                self._expect([spec])
+                where = "" if each.host == this_worker()["host"] else f" on {each.host}"
+                self._report(each, spec, f"{each.state}{where}, measured earlier or by another worker")
+
+    def _report(self, measured: Measured, spec: RunSpec, text: str) -> None:
+        row = {"best": measured.best, "best_epoch": measured.best_epoch, "last": measured.last}
+        self._listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=row, text=text))
+
+    def _wait(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            self._listen(Event("note", "", text="other workers train the rest; waiting for them"))
+        time.sleep(_POLL)
+
+
+def _measured(record: RunRecord) -> Measured:
+    found = summary_of(record)
+    state: Any = record.result["state"] if record.result else "pruned"
+    folder, host = str(record.path.resolve()), str(this_worker()["host"])
+    return Measured(record.path.name, state, found.best, found.best_epoch, found.last, folder, host)
