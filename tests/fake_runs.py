@@ -19,7 +19,7 @@ from aida_lab.training.run import Interrupted
 
 
 def spec(seed: int, epochs: int = 2, **do) -> RunSpec:
-    """``does`` says what happens: finish, raise, exit, quit, kill, crash, diverge, print, warn, sleep, dead-gpu."""
+    """``does``: finish, raise, exit, quit, kill, crash, diverge, print, warn, save, sleep, dead-gpu."""
     return RunSpec("digits", "sgd", {"lr": 0.1, **do}, seed, epochs, 64, "fp32")
 
 
@@ -35,7 +35,8 @@ def run(spec: RunSpec, out: Path, options: Options, listen) -> dict:
 def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stop: Stop) -> dict:
     does = spec.hyper.get("does", "finish")
     omp = os.environ.get("OMP_NUM_THREADS")
-    folder.begin_session({"process": os.getpid(), "threads": options.threads, "at_once": options.at_once, "omp": omp})
+    given = {"options": repr(options), "threads": options.threads, "at_once": options.at_once}
+    folder.begin_session({"process": os.getpid(), "omp": omp, **given})
     state = folder.load() or {"epoch": 0}
     listen(Event("started", spec.key, state["epoch"], spec.epochs))
     if does == "raise":
@@ -68,6 +69,9 @@ def _run(spec: RunSpec, folder: RunFolder, options: Options, listen, stop: Stop)
             raise Interrupted("stopped, and saved")
         row = {"epoch": epoch, "step": epoch, "lr": 0.1, "loss": 1 / epoch, "accuracy": 90.0 + epoch, "seconds": 0.1}
         folder.append_row(row)
+        if does == "save":
+            folder.save({"epoch": epoch}, epoch)
+            time.sleep(0.05)
         listen(Event("epoch", spec.key, epoch, spec.epochs, row=row))
     ended = "diverged" if does == "diverge" else "finished"
     best = {"best": 90.0 + spec.epochs, "best_epoch": spec.epochs, "last": 90.0 + spec.epochs}

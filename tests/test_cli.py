@@ -17,7 +17,7 @@ from aida.catalog import catalog, find
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
 from aida_lab.cli import app
-from aida_lab.runs.store import scan
+from aida_lab.runs.records import scan
 
 
 def call(*words: object):

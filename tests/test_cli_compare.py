@@ -19,7 +19,7 @@ from aida_lab.events import Event
 from aida_lab.experiments import find_experiment
 from aida_lab.progress.display import shown
 from aida_lab.progress.status import Board
-from aida_lab.runs.store import scan
+from aida_lab.runs.records import scan
 from fake_runs import spec as fake_spec
 from report_fixture import begin_run, spec, write_diverged_run, write_run
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from aida_lab.cli import app
 from aida_lab.experiments import experiments
-from aida_lab.runs.store import read_curve, scan
+from aida_lab.runs.records import read_curve, scan
 
 QUICK = ("--epochs", "2", "--limit", "2", "--device", "cpu")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from aida_lab.cli import app
 from aida_lab.cli.demo import METHODS
-from aida_lab.runs.store import scan
+from aida_lab.runs.records import scan
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

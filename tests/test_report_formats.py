@@ -14,7 +14,7 @@ from aida.stepsizes.drawing import literal, new_figure, save
 from aida_lab.report import formats
 from aida_lab.report.build import read, write
 from aida_lab.report.collect import collect
-from aida_lab.report.grids import Field, Head, grid
+from aida_lab.report.formats import Field, Grid, Head
 from aida_lab.report.naming import file_name
 from aida_lab.runs.files import printable
 from odd_folders import NAMES
@@ -49,7 +49,7 @@ def test_a_text_of_several_lines_ends_no_paragraph_and_hides_no_character():
 
 
 def test_a_label_cannot_end_early():
-    table = grid(r"x}\input{/etc/passwd}", "t", [Head("a")], [[Field("[1cm]")], [Field("*")]])
+    table = Grid(r"x}\input{/etc/passwd}", "t", (Head("a"),), ((Field("[1cm]"),), (Field("*"),)))
     text = formats.latex(table)
     (label,) = re.findall(r"\\label\{(.*)\}\n", text)
     assert re.fullmatch(r"tab:[A-Za-z0-9.-]+", label)
@@ -145,7 +145,9 @@ def test_a_figure_shows_a_text_letter_by_letter(tmp_path: Path, text):
 
 
 def test_markdown_makes_no_link_and_no_tag_of_a_name():
-    text = formats.markdown(grid("x", "![a](http://b)", [Head("<b>")], [[Field("[a](javascript:x)")]]), subtitle="<i>")
+    text = formats.markdown(
+        Grid("x", "![a](http://b)", (Head("<b>"),), ((Field("[a](javascript:x)"),),)), subtitle="<i>"
+    )
     assert "\\[a](http://b)" in text
     assert "\\[a](javascript:x)" in text
     assert not re.search(r"(?<!\\)[<\[]", text.replace("---:", ""))

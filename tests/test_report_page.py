@@ -16,7 +16,7 @@ from aida_lab.experiments import experiments
 from aida_lab.report import charts, naming, plots, tables
 from aida_lab.report.build import read, write
 from aida_lab.report.charts import thinned
-from aida_lab.report.payload import payload
+from aida_lab.report.page import payload
 from aida_lab.report.profile import cost, profile
 from aida_lab.spec import Metric
 from report_fixture import (

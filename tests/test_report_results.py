@@ -13,7 +13,8 @@ import pytest
 from aida_lab.report import formats, tables
 from aida_lab.report.build import read, write_tables
 from aida_lab.report.collect import collect
-from aida_lab.report.listings import census, excluded, glance
+from aida_lab.report.tables import census, excluded
+from aida_lab.report.verdict import glance
 from aida_lab.spec import Metric, PaperResult
 from dunnett_by_hand import dunnett_by_hand
 from report_fixture import (

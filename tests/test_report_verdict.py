@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aida_lab.report.build import read, write
-from aida_lab.report.listings import glance
-from aida_lab.report.verdict import dots, rivals, sentence
+from aida_lab.report.verdict import dots, glance, rivals, sentence
 from report_fixture import EXPERIMENTS, PERPLEXITY, spec, write_run
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
+    from typer.core import TyperGroup
 except ImportError:
     print("the command line needs typer and rich: pip install '.[lab]' in a clone", file=sys.stderr)
     raise SystemExit(1) from None
@@ -16,6 +17,7 @@ from aida_lab.cli.compare import compare
 from aida_lab.cli.data import get_data, import_data, list_data
 from aida_lab.cli.demo import demo
 from aida_lab.cli.optimizers import list_optimizers
+from aida_lab.cli.printing import fail
 from aida_lab.cli.report import report
 from aida_lab.cli.runs import collect_runs, list_runs
 from aida_lab.cli.search import search
@@ -25,6 +27,24 @@ from aida_lab.cli.train import TrainCommand, list_experiments, train
 
 #: Packages of the extra ``lab``. A command that misses one of them says so in one line.
 _LAB = ("rich", "numpy", "scipy", "sklearn", "threadpoolctl", "matplotlib", "jinja2")
+
+
+#: Errors of the lab whose message tells the user in one line what to do. Named, as importing them would import torch.
+_EXPLAINED = ("UsageError", "StoreError", "DataError")
+
+
+class _Commands(TyperGroup):
+    """Ends a command with one line instead of a traceback if an error explains itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            kind = type(error)
+            ours = kind.__module__.startswith("aida_lab.") and kind.__name__ in _EXPLAINED
+            if ours or kind is LookupError:  # LookupError: an unknown optimizer, experiment or data set
+                fail(str(error.args[0]))
+            raise
 
 
 def _print_version(wanted: bool) -> None:
@@ -55,6 +75,7 @@ def _assembled() -> typer.Typer:
 
     commands = typer.Typer(
         name="aida",
+        cls=_Commands,
         help="Aida: AdaBelief with a narrower range of adaptive stepsizes, and the optimizers it is compared with.",
         no_args_is_help=True,
         rich_markup_mode="markdown",  # wraps paragraphs to the terminal, and prints brackets as they are

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from aida_lab.cli import options as option
-from aida_lab.cli.choices import chosen_device
+from aida_lab.cli.options import StepOptions, takes
 from aida_lab.cli.printing import console, fail, say_written
 
 #: The methods of the paper's table of seconds per epoch, and the fastest AdamW.
 _METHODS = ("sgd", "adamw", "adabelief", "aida-k1", "aida-k2")
 
 
+@takes(StepOptions)
 def bench_train(
     experiments: Annotated[
         list[str] | None,
@@ -25,13 +25,9 @@ def bench_train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to time, after two for warm-up.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of one method in parallel, each in its own process.")] = 1,
-    precision: option.Precision = None,
-    compiled: option.Compiled = None,
-    graph: option.Graph = None,
-    limit: option.Limit = None,
-    device: option.Device = None,
-    data: option.DataRoot = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for all times; a Markdown table goes next to it.")] = None,
+    *,
+    options: StepOptions,
 ) -> None:
     """Time the epochs of an experiment with several optimizers.
 
@@ -43,19 +39,15 @@ def bench_train(
     from rich.text import Text
 
     from aida_lab import bench
-    from aida_lab.data import DataError
     from aida_lab.experiments import find_experiment
-    from aida_lab.parsing import UsageError
-    from aida_lab.request import RunRequest
     from aida_lab.training.environment import choose_device, describe
-    from aida_lab.training.options import Options
 
     timings: list[bench.Timing] = []
-    where = choose_device(chosen_device(device))
+    where = choose_device(options.where)
     if out is not None and not out.absolute().parent.is_dir():
         fail(f"--out {out}: there is no folder {out.absolute().parent}")  # before the measurement, not after it
     try:
-        options = Options(device=str(where), data_root=data, graph=graph, checkpoint_seconds=1e9)
+        training = options.training(checkpoint_seconds=1e9)
         machine = describe(where, "")
         with console().status("building") as status:
 
@@ -63,22 +55,15 @@ def bench_train(
                 status.update(Text(text))  # as text: the name of a class is not markup
 
             for name in experiments or ["vgg11-cifar10"]:
-                specs = RunRequest(
-                    find_experiment(name),
-                    tuple(optimizer or _METHODS),
-                    device=where.type,
-                    epochs=10_000,  # so that no timed epoch is the last, which some experiments measure differently
-                    precision=precision,
-                    compiled=compiled,
-                    limit=limit,
-                ).specs()
+                # enough epochs that no timed epoch is the last, which some experiments measure differently
+                request = options.request(find_experiment(name), optimizers=tuple(optimizer or _METHODS), epochs=10_000)
                 if jobs == 1:
-                    found, machine = bench.side_by_side(specs, epochs, options, show)
+                    found, machine = bench.side_by_side(request.specs(), epochs, training, show)
                     timings += found
                 else:
-                    timings += [bench.at_once(spec, jobs, epochs, options, show) for spec in specs]
-    except (LookupError, UsageError, DataError, ValueError, bench.NotTimed) as error:
-        fail(str(error.args[0]) if error.args else str(error))
+                    timings += [bench.at_once(spec, jobs, epochs, training, show) for spec in request.specs()]
+    except (ValueError, bench.NotTimed) as error:
+        fail(str(error))
     text = bench.as_markdown(timings)
     print(text)
     if out is not None:

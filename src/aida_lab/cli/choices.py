@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,7 @@ def chosen_experiment(name: str | None, command: str) -> Experiment:
 
     if name is None:
         fail(f"which experiment? aida {command} EXPERIMENT; known are {', '.join(experiments())}")
-    try:
-        return find_experiment(name)
-    except LookupError as error:
-        fail(str(error.args[0]))
+    return find_experiment(name)
 
 
 def chosen_device(given: str | None) -> str:
@@ -46,18 +42,20 @@ def chosen_variant(chosen: Experiment, asked: str | None, inception: Path | None
     return "inception" if asked is None and inception is not None else asked
 
 
+def require_known(option: str, value: str | None, known: Sequence[str]) -> None:
+    """End the command if an option was given a word that it does not know."""
+    if value is not None and value not in known:
+        fail(f"{option} {value!r} is none of {', '.join(known)}")
+
+
 def require_data(names: Sequence[str], root: Path | None) -> None:
     """End the command if a data set is missing."""
-    from aida_lab.data.errors import DataError
     from aida_lab.data.local import require
     from aida_lab.data.sets import find
 
     for wanted in map(find, names):
         if not wanted.embedded:
-            try:
-                require(wanted, root)
-            except DataError as error:
-                fail(str(error))
+            require(wanted, root)
 
 
 def require_runs(folders: Iterable[Path]) -> None:
@@ -79,16 +77,3 @@ def require_writable(out: Path) -> None:
             pass
     except OSError as error:
         fail(f"cannot write to {out}: {error.strerror}; choose another folder with --out")
-
-
-@contextmanager
-def words_checked() -> Iterator[None]:
-    """End the command if a setting, a seed or a name in this block is invalid."""
-    from aida_lab.parsing import UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        fail(str(error))
-    except LookupError as error:
-        fail(str(error.args[0]))

@@ -32,14 +32,10 @@ def compare(
     from aida_lab.experiments import experiments
     from aida_lab.report.collect import Collection, collect
     from aida_lab.report.results import arrange
-    from aida_lab.runs.files import StoreError
 
     roots = runs or [Path("runs")]
     require_runs(roots)
-    try:
-        found = collect(roots, experiments()).runs
-    except StoreError as error:
-        fail(str(error))
+    found = collect(roots, experiments()).runs
     first, second = (_method(name, found, roots) for name in (a, b))
     if first == second:
         fail(f"{a} and {b} are the same method, {first}; name two methods")
@@ -72,8 +68,7 @@ def _verdict(column: Column, method: str) -> str:
         lacking = [name for name, known in ((method, one), (column.reference, other)) if known is None]
         return f"{column.title}: not compared, no finished run of {' and '.join(lacking)}"
     found = cells[0].against_reference["best"]
-    ahead = (found.difference > 0) == (column.metric.better == "higher")
-    first, second = (method, column.reference) if ahead else (column.reference, method)
+    first, second = (method, column.reference) if column.gain(found) > 0 else (column.reference, method)
     p = f"p = {p_value(found)}".replace("= <", "<")
     if found.p is None:
         said = f"not tested: {found.reason}"

@@ -7,51 +7,44 @@ from typing import Annotated, Any
 
 import typer
 
-from aida_lab.cli import options as option
-from aida_lab.cli.printing import console, fail, say, table
+from aida_lab.cli.options import DataRoot
+from aida_lab.cli.printing import console, say, table
 
 _SetName = Annotated[str, typer.Argument(metavar="NAME", help="The data set; aida data list shows them.")]
 
 
 def get_data(
     name: _SetName,
-    data: option.DataRoot = None,
+    data: DataRoot = None,
     again: Annotated[bool, typer.Option("--again", help="Download again even if the data set is complete.")] = False,
 ) -> None:
     """Download a data set from its official address, check it and unpack it.
 
     An interrupted download resumes.
     """
-    from aida_lab.data.errors import DataError
+    from aida_lab.data.download import shown
     from aida_lab.data.fetch import get
-    from aida_lab.data.progress import shown
+    from aida_lab.data.sets import find
 
-    wanted = _known_set(name)
-    try:
-        with shown(console()) as progress:
-            found = get(wanted, data, again=again, progress=progress)
-        _say_standing(found, data)
-    except DataError as error:
-        fail(str(error))
+    wanted = find(name)
+    with shown(console()) as progress:
+        found = get(wanted, data, again=again, progress=progress)
+    _say_standing(found, data)
 
 
 def import_data(
     name: _SetName,
     path: Annotated[Path, typer.Argument(help="Folder with the files of the data set, or its official archive.")],
-    data: option.DataRoot = None,
+    data: DataRoot = None,
 ) -> None:
     """Import a data set from a local copy. ImageNet is linked, the others are copied."""
-    from aida_lab.data.errors import DataError
     from aida_lab.data.fetch import import_from
+    from aida_lab.data.sets import find
 
-    wanted = _known_set(name)
-    try:
-        _say_standing(import_from(wanted, path, data), data)
-    except DataError as error:
-        fail(str(error))
+    _say_standing(import_from(find(name), path, data), data)
 
 
-def list_data(data: option.DataRoot = None) -> None:
+def list_data(data: DataRoot = None) -> None:
     """List the data sets: whether each is there, where, and whether its checksums are right."""
     from aida_lab.data.local import status
 
@@ -59,15 +52,6 @@ def list_data(data: option.DataRoot = None) -> None:
     for each in status(data):
         drawn.add_row(each.data.name, each.data.title, each.state, each.where, each.remark)
     console().print(drawn)
-
-
-def _known_set(name: str) -> Any:
-    from aida_lab.data.sets import find
-
-    try:
-        return find(name)
-    except LookupError as error:
-        fail(str(error.args[0]))
 
 
 def _say_standing(found: Any, root: Path | None) -> None:

@@ -19,8 +19,7 @@ METHODS = ("aida-k1", "aida-k2", "adabelief", "adam", "adamw", "sgd")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report; created if missing.")] = Path("demo"),
     jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs to train in parallel.", show_default="one per core, at most eight"),
+        int | None, typer.Option(min=1, help="Runs to train in parallel.", show_default="one per core, at most eight")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli.printing import console, fail, table, values_in_words
+from aida_lab.cli.printing import console, table
 
 if TYPE_CHECKING:
     from aida.catalog import Entry
@@ -21,10 +22,10 @@ def list_optimizers(
 
     Any of them can be built from Python: aida.catalog.find("adabelief").build(model.parameters(), lr=1e-3)
     """
-    from aida.catalog import catalog
+    from aida.catalog import catalog, find
 
     if names:
-        for entry in [_found(name) for name in names]:
+        for entry in [find(name) for name in names]:
             _describe(entry)
         return
     drawn = table("", "name", "method", "update in one line", "paper")
@@ -37,15 +38,6 @@ def list_optimizers(
     )
 
 
-def _found(name: str) -> Entry:
-    from aida.catalog import find
-
-    try:
-        return find(name)
-    except LookupError as error:
-        fail(str(error.args[0]))
-
-
 def _describe(entry: Entry) -> None:
     import torch
 
@@ -55,7 +47,7 @@ def _describe(entry: Entry) -> None:
     rows = {
         "update": entry.rule,
         "paper": str(entry.paper),
-        "defaults": values_in_words(entry.defaults),
+        "defaults": _in_words(entry.defaults),
         **(experiments := _by_experiment(entry.name)),
         "stepsize": entry.reading.about + ("" if bound is None else f"; at most {bound:.4g} with the defaults"),
         "eps": entry.reading.eps,
@@ -75,9 +67,15 @@ def _by_experiment(optimizer: str) -> dict[str, str]:
     for experiment in experiments().values():
         for method, tuning in experiment.tuning.items():
             if method == optimizer or method.startswith(f"{optimizer}-k"):  # aida-k1 has values of its own
-                lines = [values_in_words(tuning.fixed)] if tuning.fixed else []
+                lines = [_in_words(tuning.fixed)] if tuning.fixed else []
                 for name, values in tuning.searched.items():
                     lines.append(f"searched: {name} {', '.join(map(value_in_words, values))}")
                 label = experiment.name if method == optimizer else f"{experiment.name} ({method})"
                 names.setdefault("\n".join(lines), []).append(label)
     return {"\n".join(together): values for values, together in names.items()}
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )

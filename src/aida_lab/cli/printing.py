@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from aida_lab.report.statistics import MeanStd
-    from aida_lab.search.findings import Spread
     from aida_lab.spec import PaperResult
+    from aida_lab.stopping import Stop
 
 #: Columns of a console that is not a terminal: lines in a file or a pipe need not be wrapped at 80.
 _WIDE = 200
@@ -78,19 +79,47 @@ def say_written(paths: Iterable[Path]) -> None:
         say(f"wrote {path}")
 
 
-def values_in_words(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
-    )
-
-
-def mean_in_words(found: MeanStd | Spread | PaperResult | None) -> str:
+def mean_in_words(found: MeanStd | PaperResult | None) -> str:
     """``97.31 ± 0.42``; empty if there is no mean, without the spread if there is one value."""
     from aida_lab.progress.status import in_words
 
     if found is None:
         return ""
     return in_words(found.mean) + ("" if found.std is None else f" ± {found.std:.2g}")
+
+
+def best_in_words(best: float | None, epoch: int | None) -> str:
+    """``97.31 (12)``: a run's best value and its epoch; empty if there is none."""
+    from aida_lab.progress.status import in_words
+
+    return "" if best is None else f"{in_words(best)} ({epoch})"
+
+
+def state_in_colour(state: str, text: str = "") -> Any:
+    """The state of a run, or a text about it, in the colour of the state."""
+    from rich.text import Text
+
+    from aida_lab.progress.status import STYLES
+
+    styles = {**STYLES, "running": "cyan", "damaged": "red"}
+    return Text(text or state, style=styles.get(state, ""))
+
+
+def announced_stop() -> Stop:
+    """A stop that acknowledges the first Ctrl-C."""
+    from aida_lab.stopping import Stop
+
+    return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again stops without saving", err=True))
+
+
+@contextmanager
+def given_up_when_hurried(stop: Stop) -> Iterator[None]:
+    """A second Ctrl-C ends this block at once."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop.ask()
+        typer.echo("stopped without saving; the same command resumes from the last checkpoints", err=True)
 
 
 def fail(message: str) -> NoReturn:

@@ -31,17 +31,14 @@ def report(
     and SVG. The runs are only read, so you can make a report while other runs are still training.
     """
     from aida_lab.report.build import read, write
-    from aida_lab.report.listings import skipped
+    from aida_lab.report.tables import skipped
     from aida_lab.runs.files import StoreError, one_line
 
     roots = runs or [Path("runs")]
     require_runs(roots)
     require_writable(out)
-    try:
-        with console().status("reading runs ..."):
-            results = read(roots, reference)
-    except StoreError as error:
-        fail(str(error))
+    with console().status("reading runs ..."):
+        results = read(roots, reference)
     if not results.collection.runs and not results.collection.unread:
         fail(f"no runs in {', '.join(map(str, roots))}; aida train EXPERIMENT writes runs, by default into runs")
     if reference not in results.measured:
@@ -62,8 +59,8 @@ def report(
 
 def _draw(results: Results) -> None:
     """Print a short form of the report: the whole table of one task, or one row per task of several."""
-    from aida_lab.report.listings import census, glance
-    from aida_lab.report.tables import comparison
+    from aida_lab.report.tables import census, comparison
+    from aida_lab.report.verdict import glance
 
     measured = results.columns
     found = comparison(measured[0]) if len(measured) == 1 else glance(results)

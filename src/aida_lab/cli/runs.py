@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli.choices import require_runs, require_writable
-from aida_lab.cli.printing import console, fail, say, table
+from aida_lab.cli.choices import require_known, require_runs, require_writable
+from aida_lab.cli.printing import best_in_words, console, fail, mean_in_words, say, state_in_colour, table
 
 if TYPE_CHECKING:
-    from aida_lab.runs.store import RunRecord
-    from aida_lab.runs.summary import Summary
-
-_STYLES = {"finished": "green", "running": "cyan", "diverged": "yellow", "failed": "red", "damaged": "red"}
+    from aida_lab.report.collect import Run
+    from aida_lab.report.groups import Configuration
+    from aida_lab.runs.records import RunRecord
 
 
 def list_runs(
@@ -33,33 +34,26 @@ def list_runs(
     """
     from typing import get_args
 
-    from aida_lab.cli.means import draw_means, means_of, without_seed
-    from aida_lab.runs.files import StoreError, json_text
-    from aida_lab.runs.store import State, scan
-    from aida_lab.runs.summary import summary_of
+    from aida_lab.experiments import experiments
+    from aida_lab.report.collect import run_of
+    from aida_lab.runs.files import json_text
+    from aida_lab.runs.records import RunState, scan
 
-    if state is not None and state not in get_args(State):
-        fail(f"--state {state!r} is none of {', '.join(get_args(State))}")
+    require_known("--state", state, get_args(RunState))
     require_runs([out])
-    try:
-        records = scan(out)
-    except StoreError as error:
-        fail(str(error))
+    records = scan(out)
     if experiment is not None:
         known = sorted({each.spec.experiment for each in records if each.spec})
         if experiment not in known:
             fail(f"no run of {experiment!r} in {out}; there are runs of {', '.join(known) or 'nothing'}")
         records = [each for each in records if each.spec and each.spec.experiment == experiment]
-    runs = [(record, summary_of(record)) for record in records]
-    means = means_of(runs)
-    places = {mean.spec.key: place for place, mean in enumerate(means)}
-
-    def place(record: RunRecord) -> tuple[int, int]:
-        spec = record.spec
-        return (places[without_seed(spec).key], spec.seed) if spec else (len(places), 0)
-
-    runs.sort(key=lambda run: place(run[0]))
-    found = [_described(*run) for run in runs if state in (None, run[0].state)]
+    runs = {each.path: run_of(each, experiments()) for each in records if each.spec}
+    means = means_of(runs.values())
+    places = {
+        run.folder: (place, run.spec.seed) for place, mean in enumerate(means) for run in (*mean.runs, *mean.repeats)
+    }
+    records.sort(key=lambda each: places.get(each.path, (len(means), 0)))
+    found = [_described(each, runs.get(each.path)) for each in records if state in (None, each.state)]
     if as_json:
         typer.echo(json_text(found, indent=2))
         return
@@ -68,9 +62,46 @@ def list_runs(
     console().print(f"{len(found)} runs in {out}", style="dim", soft_wrap=True)
 
 
-def _draw(found: list[dict[str, Any]]) -> None:
-    from rich.text import Text
+def means_of(runs: Iterable[Run]) -> list[Configuration]:
+    """The configurations of the runs, ordered by experiment, the best mean first."""
+    from aida_lab.report.groups import configurations
 
+    def place(each: Configuration) -> tuple[str, str, bool, float]:
+        best = each.mean_std("best")
+        sign = -1 if any(run.better == "higher" for run in each.counted) else 1
+        return each.spec.experiment, each.spec.variant, best is None, sign * best.mean if best else 0.0
+
+    return sorted(configurations(runs), key=place)
+
+
+def draw_means(means: Sequence[Configuration]) -> None:
+    """Print a table with one row per configuration if one has a finished run. Empty columns are left out."""
+    from aida_lab.progress.labels import labels
+
+    if not any(mean.counted for mean in means):
+        return
+    names = {mean.spec.experiment for mean in means}
+    named: dict[str, str] = {}
+    for name in names:
+        named |= labels(mean.spec for mean in means if mean.spec.experiment == name)
+    excluded = [Counter(run.state for run in mean.runs if run.state != "finished") for mean in means]
+    columns = {
+        "experiment": [mean.spec.experiment if len(names) > 1 else "" for mean in means],
+        "method": [named[mean.spec.key].removesuffix(" seed 0") for mean in means],
+        "metric": [next(filter(None, (run.so_far[0] for run in mean.runs)), "") for mean in means],
+        "best epoch: mean ± std": [mean_in_words(mean.mean_std("best")) for mean in means],
+        "last epoch: mean ± std": [mean_in_words(mean.mean_std("last")) for mean in means],
+        "n": [str(len(mean.counted)) for mean in means],
+        "not in the mean": [", ".join(f"{n} {state}" for state, n in states.items()) for states in excluded],
+    }
+    columns = {head: cells for head, cells in columns.items() if any(cells)}
+    drawn = table("mean over seeds", *columns, dense=True)
+    for row in zip(*columns.values(), strict=True):
+        drawn.add_row(*row)
+    console().print(drawn)
+
+
+def _draw(found: list[dict[str, Any]]) -> None:
     from aida_lab.progress.labels import settings_in_words
     from aida_lab.progress.status import in_words
     from aida_lab.runs.files import one_line
@@ -80,14 +111,14 @@ def _draw(found: list[dict[str, Any]]) -> None:
     )
     drawn.columns[0].no_wrap = True
     for run in found:
-        best = f"{run['metric']} {in_words(run['best'])} ({run['best_epoch']})" if run["best"] is not None else ""
+        best = best_in_words(run["best"], run["best_epoch"])
         drawn.add_row(
             one_line(run["key"]),
             run["experiment"],
             f"{run['method']} {settings_in_words(run['differing'])}".strip(),
             str(run["seed"]) if run["seed"] is not None else "",
-            Text(run["state"], style=_STYLES.get(run["state"], "")),
-            best,
+            state_in_colour(run["state"]),
+            f"{run['metric']} {best}" if best else "",
             in_words(run["last"]),
             f"{run['epoch']}/{run['epochs']}" if run["epochs"] else "",
             _age(run["age"]),
@@ -99,28 +130,26 @@ def _draw(found: list[dict[str, Any]]) -> None:
             console().print(said, style="red", soft_wrap=True)
 
 
-def _described(record: RunRecord, measured: Summary) -> dict[str, Any]:
+def _described(record: RunRecord, run: Run | None) -> dict[str, Any]:
     """A run as one flat object. Unknown values are None or empty."""
     from aida_lab.progress.labels import differing
     from aida_lab.runs.files import in_json
 
     spec = record.spec
+    metric, best, best_epoch, last = run.so_far if run else ("", None, None, None)
+    texts = ("experiment", "variant", "optimizer", "method", "precision")
     return {
         "key": record.path.name,
-        "experiment": spec.experiment if spec else "",
-        "variant": spec.variant if spec else "",
-        "optimizer": spec.optimizer if spec else "",
-        "method": spec.method if spec else "",
+        **{name: getattr(spec, name) if spec else "" for name in texts},
         "hyper": in_json(dict(spec.hyper)) if spec else {},
         "differing": in_json(differing(spec)) if spec else {},
         "seed": spec.seed if spec else None,
-        "precision": spec.precision if spec else "",
         "state": record.state,
-        "metric": measured.metric,
-        "best": measured.best,
-        "best_epoch": measured.best_epoch,
-        "last": measured.last,
-        "seconds": measured.seconds,
+        "metric": metric,
+        "best": best,
+        "best_epoch": best_epoch,
+        "last": last,
+        "seconds": run.median_seconds if run else None,
         "epoch": record.rows,
         "epochs": spec.epochs if spec else None,
         "age": round(max(time.time() - record.changed, 0.0), 1),
@@ -148,14 +177,11 @@ def collect_runs(
     you can collect from several machines one after another.
     """
     from aida_lab.runs.collecting import collect
-    from aida_lab.runs.files import StoreError, one_line
+    from aida_lab.runs.files import one_line
 
     require_runs(runs)
     require_writable(out)
-    try:
-        found = collect(runs, out)
-    except StoreError as error:
-        fail(str(error))
+    found = collect(runs, out)
     say(f"added {len(found.added)} runs to {out}, {found.size / 1e6:.1f} MB; {found.known} were already there")
     for folder, reason in found.left:
         say(one_line(f"left out: {folder} is {reason}", 1000), err=True)

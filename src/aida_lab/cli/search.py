@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli import choices
-from aida_lab.cli import options as option
+from aida_lab.cli import choices, printing
+from aida_lab.cli.options import RunOptions, takes
 from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, say_written, table
-from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
-    from aida_lab.search.findings import Findings
+    from aida_lab.search.findings import Findings, Row
     from aida_lab.search.plan import Plan
-    from aida_lab.search.stage import Row
     from aida_lab.workers.jobs import Jobs
 
 
+@takes(RunOptions)
 def search(
     experiment: Annotated[
-        str | None,
-        typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them."),
+        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")
     ] = None,
     optimizer: Annotated[
-        list[str] | None,
-        typer.Option(help="As in aida train. Repeat the option for several.", show_default="aida"),
+        list[str] | None, typer.Option(help="As in aida train. Repeat the option for several.", show_default="aida")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Search every optimizer of the experiment's table.")] = False,
     over: Annotated[
@@ -42,16 +38,10 @@ def search(
     search_seed: Annotated[int, typer.Option(min=0, help="Seed of every search run.")] = 0,
     seeds: Annotated[str, typer.Option(help="Seeds that repeat the best configuration: 0,1,2 or 0-4.")] = "0,1,2",
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Epochs of a search run.",
-            show_default="as the experiment has it",
-        ),
+        int | None, typer.Option(min=1, help="Epochs of a search run.", show_default="as the experiment has it")
     ] = None,
     repeat_epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Epochs of a repetition.", show_default="as the experiment has it"),
+        int | None, typer.Option(min=1, help="Epochs of a repetition.", show_default="as the experiment has it")
     ] = None,
     by: Annotated[str, typer.Option(help="The epoch that counts: best, as in the paper's code, or last.")] = "best",
     sampler: Annotated[
@@ -71,20 +61,8 @@ def search(
     grace: Annotated[
         float, typer.Option(min=1.0, help="A worker counts as dead if it sends no heartbeat for GRACE seconds.")
     ] = 60.0,
-    precision: option.Precision = None,
-    variant: option.Variant = None,
-    jobs: option.JobCount = 1,
-    out: option.RunsFolder = Path("runs"),
-    data: option.DataRoot = None,
-    device: option.Device = None,
-    limit: option.Limit = None,
-    warmup: option.Warmup = 0,
-    deterministic: option.Deterministic = False,
-    compiled: option.Compiled = None,
-    graph: option.Graph = None,
-    inception: option.InceptionFile = None,
-    workers: option.DecodingWorkers = 4,
-    checkpoint_seconds: option.CheckpointSeconds = 30.0,
+    *,
+    options: RunOptions,
 ) -> None:
     """Search the best configuration of an optimizer, then repeat it with several seeds.
 
@@ -95,74 +73,31 @@ def search(
     """
     load_torch()
     from aida_lab.parsing import parse_seeds, parse_values
-    from aida_lab.request import RunRequest
-    from aida_lab.runs.store import StoreError
-    from aida_lab.search import pruning
     from aida_lab.search.plan import plan_of
     from aida_lab.search.space import methods_of, parse_sets
     from aida_lab.search.storage import missing_packages
-    from aida_lab.training.options import Options
-    from aida_lab.workers.attempt import RUNNER
     from aida_lab.workers.jobs import Jobs
 
     if missing := missing_packages(storage):
         fail(missing)
     chosen = choices.chosen_experiment(experiment, "search")
-    where = choices.chosen_device(device)
     if every and optimizer:
         fail("--all selects every optimizer, --optimizer some of them; use one of the two")
-    _check("--by", by, ("best", "last"))
-    _check("--sampler", sampler, ("grid", "tpe"))
-    _check("--pruner", pruner, ("none", "median"))
+    choices.require_known("--by", by, ("best", "last"))
+    choices.require_known("--sampler", sampler, ("grid", "tpe"))
+    choices.require_known("--pruner", pruner, ("none", "median"))
     names = methods_of(chosen) if every else tuple(dict.fromkeys(optimizer or ["aida"]))
-    with choices.words_checked():
-        request = RunRequest(
-            chosen,
-            given=parse_values(settings or []),
-            seeds=(search_seed,),
-            device=where,
-            epochs=epochs,
-            precision=precision,
-            variant=choices.chosen_variant(chosen, variant, inception),
-            compiled=compiled,
-            deterministic=deterministic,
-            limit=limit,
-            warmup=warmup,
-        )
-        plans = [
-            plan_of(
-                request,
-                name,
-                parse_sets(over or []),
-                seeds=parse_seeds(seeds),
-                repeat_epochs=repeat_epochs,
-                by=by,
-                sampler=sampler,
-                trials=trials,
-                pruner=pruner,
-            )
-            for name in names
-        ]
-    choices.require_data(chosen.reads(plans[0].base.variant), data)
-    choices.require_writable(out)
-    options = Options(
-        device=where,
-        data_root=data,
-        inception=inception,
-        workers=workers,
-        graph=graph,
-        checkpoint_seconds=checkpoint_seconds,
-    )
-    queue = Jobs(out, options, jobs, RUNNER if pruner == "none" else pruning.RUNNER)
-    found, stopped_by = _carry_out(plans, queue, storage, grace)
+    request = options.request(chosen, given=parse_values(settings or []), seeds=(search_seed,), epochs=epochs)
+    protocol = {"repeat_epochs": repeat_epochs, "by": by, "sampler": sampler, "trials": trials, "pruner": pruner}
+    plans = [plan_of(request, name, parse_sets(over or []), seeds=parse_seeds(seeds), **protocol) for name in names]
+    choices.require_data(chosen.reads(plans[0].base.variant), options.data)
+    choices.require_writable(options.out)
+    found, stopped_by = _carry_out(plans, Jobs(options.out, options.training(), options.jobs), storage, grace)
     for each in found:
         _report(each)
     if len(found) > 1:
         _summarise(found)
-    try:
-        say_written([each.write(out) for each in found])
-    except StoreError as error:
-        fail(str(error))
+    say_written([each.write(options.out) for each in found])
     if stopped_by:
         raise typer.Exit(128 + stopped_by)
     if not all(each.complete for each in found):
@@ -174,12 +109,12 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
     from aida_lab.events import Event
     from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
-    from aida_lab.search.protocol import Protocol, Search
+    from aida_lab.search.loop import Search, SearchLoop
     from aida_lab.search.storage import Storage, StorageError, sqlite_in
-    from aida_lab.search.trials import Register
+    from aida_lab.search.trials import Studies
 
     board = Board()
-    with announced_stop() as stop:
+    with printing.announced_stop() as stop:
         try:
             with shown(console(), board) as listen:
                 storage = Storage(
@@ -187,10 +122,10 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                     note=lambda text: listen(Event("note", "", text=text)),
                     cancelled=lambda: stop.asked,
                 )
-                with closing(Register(storage, grace)) as register:
-                    searches = [Search(plan, register) for plan in plans]
-                    with given_up_when_hurried(stop):
-                        Protocol(searches, jobs, listen, board.expect, stop).carry_out()
+                with closing(Studies(storage, grace)) as studies:
+                    searches = [Search(plan, studies) for plan in plans]
+                    with printing.given_up_when_hurried(stop):
+                        SearchLoop(searches, jobs, listen, board.expect, stop).run()
                     found = [search.findings() for search in searches]
         except StorageError as error:
             say(str(error), err=True)
@@ -220,15 +155,8 @@ def _report(found: Findings) -> None:
         said = f"{left} not measured yet" if left else "none finished: each diverged or was pruned"
         say(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
         return
-    drawn = table(
-        f"{plan.method}, best configuration",
-        "seed",
-        "state",
-        "best (epoch)",
-        "last",
-        "folder",
-        dense=True,
-    )
+    heads = ("seed", "state", "best (epoch)", "last", "folder")
+    drawn = table(f"{plan.method}, best configuration", *heads, dense=True)
     for row in found.repetitions:
         drawn.add_row(str(row.spec.seed), *_measures(row))
     console().print(drawn)
@@ -269,21 +197,14 @@ def _summarise(found: Sequence[Findings]) -> None:
 
 def _measures(row: Row) -> list[Any]:
     """State, best, last and folder of a run."""
-    from rich.text import Text
-
-    from aida_lab.progress.status import STYLES, in_words
+    from aida_lab.progress.status import in_words
     from aida_lab.search.liveness import this_worker
 
     measured = row.measured
     if measured is None:
-        state = f"{row.state} ({row.problem})" if row.state == "running" else row.state
-        return [Text(state, style=STYLES.get(row.state, "")), "", "", ""]
-    best = f"{in_words(measured.best)} ({measured.best_epoch})" if measured.best is not None else ""
+        text = f"{row.state} ({row.problem})" if row.state == "running" else row.state
+        return [printing.state_in_colour(row.state, text), "", "", ""]
     here = measured.host == this_worker()["host"]
     folder = measured.folder if here else f"{measured.host}:{measured.folder}"
-    return [Text(row.state, style=STYLES.get(row.state, "")), best, in_words(measured.last), folder]
-
-
-def _check(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        fail(f"{option} {value!r} is none of {', '.join(known)}")
+    best = printing.best_in_words(measured.best, measured.best_epoch)
+    return [printing.state_in_colour(row.state), best, in_words(measured.last), folder]

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _FILE = "stepsizes.jsonl"
 
-#: Runs side by side in one figure; more are too small to read.
-_COLUMNS = 6
-
 
 def stepsizes(
     runs: Annotated[
@@ -59,6 +56,7 @@ def stepsizes(
 
 def _expanded(given: Path) -> list[Path]:
     """The run itself, or one run per method of a folder of runs."""
+    from aida_lab.report.plots import RUNS_ABREAST
     from aida_lab.runs.files import file_exists
     from aida_lab.runs.records import holds_runs, scan
 
@@ -74,9 +72,9 @@ def _expanded(given: Path) -> list[Path]:
     by_method: dict[str, Path] = {}
     for path, spec in sorted(specs.items(), key=lambda item: item[1].seed):
         by_method.setdefault(spec.method, path)
-    shown = [*by_method.values(), *sorted(others)][:_COLUMNS]
+    shown = [*by_method.values(), *sorted(others)][:RUNS_ABREAST]
     if len(shown) < len(specs) + len(others):
-        count = f"shows {len(shown)} of {len(specs) + len(others)} runs, one per method and at most {_COLUMNS}"
+        count = f"shows {len(shown)} of {len(specs) + len(others)} runs, one per method and at most {RUNS_ABREAST}"
         say(f"{given}: {count}; name the folders of runs to see others")
     return shown
 
@@ -93,7 +91,7 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
 
 def _read(run: Path) -> StepsizeLog | str:
     """The records of a run, or why there are none."""
-    from aida_lab.report.stepsize_figures import read_stepsizes
+    from aida_lab.report.plots import read_stepsizes
     from aida_lab.runs.files import StoreError, is_archive, one_line
 
     if is_archive(run):

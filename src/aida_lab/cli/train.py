@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from aida_lab.cli import choices
-from aida_lab.cli import options as option
+from aida_lab.cli import choices, printing
+from aida_lab.cli.options import DataRoot, RunOptions, takes
 from aida_lab.cli.printing import console, fail, load_torch, say, table
-from aida_lab.cli.stopping import announced_stop, given_up_when_hurried
 
 if TYPE_CHECKING:
-    from aida_lab.spec import Experiment, RunSpec
+    from aida_lab.spec import RunSpec
     from aida_lab.training.options import Options
     from aida_lab.workers.attempt import Outcome
 
@@ -37,7 +37,7 @@ class TrainCommand(TyperCommand):
         return super().parse_args(ctx, spelled)
 
 
-def list_experiments(data: option.DataRoot = None) -> None:
+def list_experiments(data: DataRoot = None) -> None:
     """List the experiments: model, data, epochs, metric."""
     from aida_lab.experiments import experiments
 
@@ -57,6 +57,7 @@ def list_experiments(data: option.DataRoot = None) -> None:
     console().print("To train one: aida train NAME --optimizer aida --seeds 0,1,2", style="dim")
 
 
+@takes(RunOptions)
 def train(
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment to train; aida experiments lists them.")
@@ -75,24 +76,12 @@ def train(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, one run per seed: 0,1,2 or 0-4.")] = "0",
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
-    precision: option.Precision = None,
-    variant: option.Variant = None,
-    jobs: option.JobCount = 1,
-    out: option.RunsFolder = Path("runs"),
-    data: option.DataRoot = None,
-    device: option.Device = None,
-    limit: option.Limit = None,
-    warmup: option.Warmup = 0,
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
-    deterministic: option.Deterministic = False,
-    compiled: option.Compiled = None,
-    graph: option.Graph = None,
     log: Annotated[str | None, typer.Option(help="tensorboard: also write event files into each run's folder.")] = None,
-    inception: option.InceptionFile = None,
-    workers: option.DecodingWorkers = 4,
-    checkpoint_seconds: option.CheckpointSeconds = 30.0,
+    *,
+    options: RunOptions,
 ) -> None:
     """Train an experiment, one run per optimizer and seed.
 
@@ -101,40 +90,25 @@ def train(
     its data changed. Ctrl-C saves before it stops.
     """
     load_torch()
-    from aida_lab.training.options import Options
+    from aida_lab.parsing import parse_seeds, parse_values
 
     chosen = choices.chosen_experiment(experiment, "train")
-    where = choices.chosen_device(device)
+    jobs, out = options.jobs, options.out
     if jobs > 1 and "WORLD_SIZE" in os.environ:
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
     _check_log(log)
-    specs = _specs(
+    request = options.request(
         chosen,
-        settings or [],
-        seeds,
         optimizers=tuple(optimizer or ["aida"]),
-        device=where,
+        given=parse_values(settings or []),
+        seeds=parse_seeds(seeds),
         epochs=epochs,
-        precision=precision,
-        variant=choices.chosen_variant(chosen, variant, inception),
-        compiled=compiled,
-        deterministic=deterministic,
         probe_every=0 if probe is None else probe or None,
-        limit=limit,
-        warmup=warmup,
     )
-    choices.require_data(chosen.reads(specs[0].variant), data)
+    specs = request.specs()
+    choices.require_data(chosen.reads(specs[0].variant), options.data)
     choices.require_writable(out)
-    options = Options(
-        device=where,
-        data_root=data,
-        inception=inception,
-        workers=workers,
-        graph=graph,
-        checkpoint_seconds=checkpoint_seconds,
-        tensorboard=log is not None,
-    )
-    outcomes, stopped_by = work(specs, out, options, jobs)
+    outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None), jobs)
     if _speaks():
         _report(specs, outcomes, out, jobs)
     leave(specs, outcomes, stopped_by)
@@ -150,7 +124,7 @@ def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[
     board.expect(specs)
     outcomes: list[Outcome] = []
     display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
-    with announced_stop() as stop, given_up_when_hurried(stop), display as listen:
+    with printing.announced_stop() as stop, printing.given_up_when_hurried(stop), display as listen:
         outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 
@@ -180,13 +154,12 @@ def _speaks() -> bool:
 
 def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int) -> None:
     """Print a table of the runs, the mean per method, and the next command."""
-    from rich.text import Text
-
-    from aida_lab.cli.means import draw_means, means_of
+    from aida_lab.cli.runs import draw_means, means_of
+    from aida_lab.experiments import experiments
     from aida_lab.progress.labels import labels
-    from aida_lab.progress.status import STYLES, in_words
-    from aida_lab.runs.store import read_run
-    from aida_lab.runs.summary import summary_of
+    from aida_lab.progress.status import in_words
+    from aida_lab.report.collect import run_of
+    from aida_lab.runs.records import read_run
 
     named = labels(specs)
     states = {each.key: each.state for each in outcomes}
@@ -198,20 +171,24 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
         folder = out / spec.key
         if spec.key not in states or not folder.is_dir():  # stopped before it started
             continue
-        record = read_run(folder)
-        found = summary_of(record)
-        runs.append((record, found))
-        best = f"{in_words(found.best)} ({found.best_epoch})" if found.best is not None else ""
-        state = Text(states[spec.key], style=STYLES.get(states[spec.key], ""))
-        seconds = [in_words(found.seconds)] if timed else []
-        drawn.add_row(named[spec.key], state, best, in_words(found.last), *seconds, str(folder))
+        run = run_of(replace(read_run(folder), spec=spec), experiments())
+        runs.append(run)
+        _, best, best_epoch, last = run.so_far
+        seconds = [in_words(run.median_seconds)] if timed else []
+        cells = [
+            printing.state_in_colour(states[spec.key]),
+            printing.best_in_words(best, best_epoch),
+            in_words(last),
+            *seconds,
+        ]
+        drawn.add_row(named[spec.key], *cells, str(folder))
     if not runs:
         return
     console().print(drawn)
     means = means_of(runs)
     draw_means(means)
     if len(outcomes) == len(specs) and all(each.done for each in outcomes):
-        place, methods = shlex.quote(str(out)), list(dict.fromkeys(mean.spec.method for mean in means))
+        place, methods = shlex.quote(str(out)), list(dict.fromkeys(mean.method for mean in means))
         compare = f"aida compare {methods[0]} {methods[1]} {place}, or " if len(methods) > 1 else ""
         say(f"Next: {compare}aida report {place}")
 
@@ -225,16 +202,8 @@ def _check_log(log: str | None) -> None:
         fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
 
 
-def _specs(chosen: Experiment, settings: list[str], seeds: str, **rest: Any) -> list[RunSpec]:
-    from aida_lab.parsing import parse_seeds, parse_values
-    from aida_lab.request import RunRequest
-
-    with choices.words_checked():
-        return RunRequest(chosen, given=parse_values(settings), seeds=parse_seeds(seeds), **rest).specs()
-
-
 def _data_in_words(name: str, root: Path | None) -> str:
-    from aida_lab.data.errors import DataError
+    from aida_lab.data import DataError
     from aida_lab.data.local import require
     from aida_lab.data.sets import find
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from aida_lab.experiments import experiments
 from aida_lab.report import formats, tables
 from aida_lab.report.collect import collect
-from aida_lab.report.listings import excluded
 from aida_lab.report.page import page
-from aida_lab.report.plots import draw_all
+from aida_lab.report.plots import draw_all, draw_stepsizes
 from aida_lab.report.publish import PAGE, publishing
 from aida_lab.report.results import Results, Table, arrange
-from aida_lab.report.stepsize_figures import draw_stepsizes
 from aida_lab.spec import Experiment
 
 
@@ -69,7 +67,7 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
         texts[f"{table.name}.csv"] = formats.cells_csv(table.columns)
     texts["configurations.csv"] = formats.configurations_csv(results.columns)
     texts["runs.csv"] = formats.runs_csv(results.collection.runs)
-    texts["excluded.md"] = formats.markdown(excluded(results), level=1)
+    texts["excluded.md"] = formats.markdown(tables.excluded(results), level=1)
     for name, text in texts.items():
         (folder / name).write_bytes(encoded(text))
     return [folder / name for name in texts]
@@ -82,7 +80,7 @@ def _markdown(table: Table) -> str:
     for column in table.columns:
         about = f"{column.metric.title}, {column.metric.better} is better. {column.setup.manner}."
         parts.append(formats.markdown(tables.comparison(column), subtitle=about))
-        if any(len(cell.configurations) > 1 for cell in column.cells):
+        if tables.searched(column):
             parts.append(formats.markdown(tables.search(column), level=3))
     return "\n".join(parts)
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from aida_lab.report import words
 from aida_lab.report.columns import Column
 from aida_lab.report.groups import Configuration
-from aida_lab.report.landscape import Landscape, landscapes
 from aida_lab.report.profile import Profile
 from aida_lab.report.statistics import MeanStd, mean_std
+from aida_lab.runs.checks import finite
+from aida_lab.spec import Metric
 
 Quantity = Literal["metric", "loss"]
 #: "gap" is linear from 0 to 1 and logarithmic above.
@@ -82,13 +83,13 @@ class Chart:
 
 def views(column: Column, epochs: Sequence[int]) -> list[Chart]:
     """Every chart of a column, the most useful one first; none without finished runs."""
-    if not any(cell.chosen for cell in column.cells):
+    if not column.finished:
         return []
     metric, loss = curves(column, "metric", epochs), curves(column, "loss", epochs)
     # an experiment may be measured only after its last epoch
     first = [metric, loss] if any(len(each.points) > 1 for each in metric.series) else [loss, metric]
     rest = [times(column)] if column.timed else []
-    return [each for each in first if each.series] + rest + [search(each) for each in landscapes(column)]
+    return [each for each in first if each.series] + rest + searches(column)
 
 
 def curves(column: Column, quantity: Quantity, epochs: Sequence[int]) -> Chart:
@@ -123,20 +124,40 @@ def times(column: Column) -> Chart:
     return _chart(column, "time", "Time against metric", series, Axis("training seconds per epoch"), _metric(column))
 
 
-def search(found: Landscape) -> Chart:
+def searches(column: Column) -> list[Chart]:
+    """One chart per hyper-parameter that varies between configurations of a method, eps and lr first."""
+    found: dict[str, list[Series]] = {}
+    for cell in column.cells:
+        measured = [each for each in cell.configurations if each.counted]
+        for setting in dict.fromkeys(name for each in measured for name in each.hyper):
+            values = [finite(each.hyper.get(setting)) or 0.0 for each in measured]
+            if len(set(values)) > 1 and min(values) > 0:  # a log axis cannot show others, nor switches and texts
+                points = sorted(zip(values, measured, strict=True), key=lambda point: (point[0], point[1].id))
+                found.setdefault(setting, []).extend(_searched(cell.method, points, column.metric))
+    return [
+        _chart(
+            column, f"search-{setting}", f"Search: {setting}", found[setting],
+            Axis(f"{setting}, log scale", "log", pad=0.04), _metric(column),
+        )
+        for setting in sorted(found, key=lambda name: (name != "eps", name != "lr", name))
+    ]  # fmt: skip
+
+
+def _searched(method: str, points: Sequence[tuple[float, Configuration]], metric: Metric) -> Iterable[Series]:
     """Every configuration over one hyper-parameter; the line connects the best one at each value."""
-    series = []
-    for method, points in found.points.items():
-        ridge = dict(found.ridge(method))
-        for minor in (False, True):
-            shown = [(value, each) for value, each in points if (ridge[value] is not each) == minor]
-            drawn = [_point(x, s, "linear", c.id, _about(c)) for x, c in shown if (s := c.mean_std("best"))]
-            kind: Literal["line", "points"] = "points" if minor else "line"
-            series += [Series(method, kind, tuple(drawn), marked=True, minor=minor)] if drawn else []
-    return _chart(
-        found.column, f"search-{found.setting}", f"Search: {found.setting}", series,
-        Axis(f"{found.setting}, log scale", "log", pad=0.04), _metric(found.column),
-    )  # fmt: skip
+    means = {each.id: mean for _, each in points if (mean := each.mean_std("best"))}
+    best: dict[float, Configuration] = {}
+    for value, each in points:
+        if value not in best or metric.improves(means[each.id].mean, means[best[value].id].mean):
+            best[value] = each
+    for minor in (False, True):
+        shown = [(value, each) for value, each in points if (best[value] is not each) == minor]
+        drawn = []
+        for value, each in shown:
+            note = f"n={len(each.counted)}; {words.settings(each.hyper)}"
+            drawn.append(_point(value, means[each.id], "linear", each.id, note))
+        if drawn:
+            yield Series(method, "points" if minor else "line", tuple(drawn), marked=True, minor=minor)
 
 
 def profile_chart(found: Profile) -> Chart:
@@ -178,41 +199,30 @@ def thinned(epochs: int, points: int) -> list[int]:
 
 def in_json(chart: Chart, rounded: Callable[[float], float]) -> dict[str, Any]:
     """The chart for the page's script: points as one list per field, fields without a value left out."""
-    return {
-        "name": chart.name, "label": chart.label, "about": chart.about, "settled": chart.settled,
-        "x": vars(chart.x), "y": vars(chart.y),
-        "series": [
-            {
-                "method": each.method, "kind": each.kind, "marked": each.marked, "minor": each.minor,
-                **_columns(each.points, rounded),
-            }
-            for each in chart.series
-        ],
-    }  # fmt: skip
+
+    def of_series(each: Series) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "method": each.method, "kind": each.kind, "marked": each.marked, "minor": each.minor,
+        }  # fmt: skip
+        for name in ("x", "y", "low", "high", "x_std"):
+            values = [getattr(point, name) for point in each.points]
+            if any(value is not None for value in values):
+                found[name] = [None if value is None else rounded(value) for value in values]
+        for name in ("opens", "note"):
+            texts = [getattr(point, name) for point in each.points]
+            if any(texts):
+                found[name] = texts[0] if len(set(texts)) == 1 else texts
+        return found
+
+    plain = {name: getattr(chart, name) for name in ("name", "label", "about", "settled")}
+    return {**plain, "x": vars(chart.x), "y": vars(chart.y), "series": [of_series(each) for each in chart.series]}
 
 
-def _columns(points: Sequence[Point], rounded: Callable[[float], float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in ("x", "y", "low", "high", "x_std"):
-        values = [getattr(point, name) for point in points]
-        if any(value is not None for value in values):
-            found[name] = [None if value is None else rounded(value) for value in values]
-    for name in ("opens", "note"):
-        texts = [getattr(point, name) for point in points]
-        if any(texts):
-            found[name] = texts[0] if len(set(texts)) == 1 else texts
-    return found
-
-
-def _point(
-    x: float, found: MeanStd, scale: Scale, opens: str, note: str = "", x_std: float | None = None
-) -> Point:  # fmt: skip
+def _point(x: float, found: MeanStd, scale: Scale, opens: str, note: str = "", x_std: float | None = None) -> Point:
     """On a log axis the band is symmetric on that axis: y - std may be negative, which the axis cannot show."""
     mean, std = found.mean, found.std
-    if not std:
-        return Point(x, mean, x_std=x_std or None, opens=opens, note=note)
-    low = mean * mean / (mean + std) if scale == "log" else mean - std
-    return Point(x, mean, low, mean + std, x_std or None, opens, note)
+    low = None if not std else mean * mean / (mean + std) if scale == "log" else mean - std
+    return Point(x, mean, low, mean + std if std else None, x_std or None, opens, note)
 
 
 def _chart(
@@ -227,7 +237,3 @@ def _chart(
 
 def _metric(column: Column) -> Axis:
     return Axis(column.metric.title, digits=column.digits, better=column.metric.better)
-
-
-def _about(each: Configuration) -> str:
-    return f"n={len(each.counted)}; {words.settings(each.hyper)}"

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from aida_lab.runs.checks import finite
-from aida_lab.runs.files import one_line
-from aida_lab.runs.store import RunRecord, StoreError, read_curve, read_sessions, scan
-from aida_lab.spec import Experiment, RunSpec
+from aida_lab.runs.checks import best_and_last, finite
+from aida_lab.runs.files import StoreError, one_line
+from aida_lab.runs.records import RunRecord, read_curve, read_sessions, scan
+from aida_lab.spec import Experiment, Metric, RunSpec
 
 #: The store's states, and two more. ``other metric``: finished, but measured by another metric than its experiment
 #: declares. ``two results``: its copies have different results.
 State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
+
+_Rows = list[dict[str, Any]]
 
 #: In the place of a commit or a version that the run's folder does not name.
 NOT_RECORDED = "not recorded"
@@ -42,6 +44,8 @@ class Run:
     spec: RunSpec
     state: State
     curve: Curve
+    #: As its experiment declares it; None if that is not known here.
+    declared: Metric | None = None
     #: The metric's key and direction from the run's result; empty without a result.
     metric: str = ""
     better: str = ""
@@ -70,15 +74,30 @@ class Run:
         return self.state == "finished" and self.best is not None and self.last is not None
 
     @property
-    def seconds(self) -> float | None:
-        """Training seconds per epoch: the median, which a slow first epoch (compiling, warming up) does not change.
+    def so_far(self) -> tuple[str, float | None, int | None, float | None]:
+        """Metric, best value, its epoch and last value: those of the result, or of the epochs so far."""
+        if self.metric or self.declared is None:
+            return self.metric, self.best, self.best_epoch, self.last
+        key = self.declared.key
+        points = zip(self.curve.epochs, self.curve.metric, strict=True)
+        rows = [{"epoch": epoch, key: value} for epoch, value in points if value is not None]
+        return key, *best_and_last(self.declared, rows)
 
-        None if other runs shared the device, because the time then depends on them.
-        """
-        if self.shared:
-            return None
+    @property
+    def done(self) -> int:
+        """The number of epochs on its curve."""
+        return self.curve.epochs[-1] if self.curve.epochs else 0
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Training seconds per epoch: the median, which a slow first epoch (compiling, warming up) does not change."""
         known = [value for value in self.curve.seconds if value is not None]
         return statistics.median(known) if known else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The same; None if other runs shared the device, because the time then depends on them."""
+        return None if self.shared else self.median_seconds
 
 
 @dataclass(frozen=True)
@@ -108,8 +127,7 @@ def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Col
     for found in copies.values():
         # the same copy is taken in any order of the roots
         first, *others = sorted(found, key=lambda each: (each.result is None, -each.rows, os.path.realpath(each.path)))
-        assert first.spec is not None
-        run = _run(first, first.spec, experiments)
+        run = run_of(first, experiments)
         ended = [each for each in (first, *others) if each.result is not None]
         if any(each.result != first.result for each in ended):
             said = "; ".join(f"{each.path}: {_ending(each.result)}" for each in ended)
@@ -140,57 +158,47 @@ def _not_alone(runs: Iterable[Run]) -> Iterable[Run]:
     return (replace(run, shared=True) if run.key in shared else run for run in runs)
 
 
-def _run(record: RunRecord, spec: RunSpec, experiments: Mapping[str, Experiment]) -> Run:
+def run_of(record: RunRecord, experiments: Mapping[str, Experiment]) -> Run:
+    """A record whose spec could be read, as a run."""
+    spec, result = record.spec, record.result or {}
+    assert spec is not None
     experiment = experiments.get(spec.experiment)
     declared = experiment.metrics.get(spec.variant) if experiment else None
-    result = record.result or {}
     state: State = record.state
-    remark = record.problem or one_line(result.get("reason", ""))
     metric = str(result.get("metric", ""))
-    if record.result and declared and metric != declared.key:
-        state, remark = (
-            "other metric",
-            f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}",
-        )
     best, last = finite(result.get("best")), finite(result.get("last"))
-    sessions = _sessions(record.path)
-    rows = _rows(record.path)
-    if state == "finished" and (best is None or last is None):
+    remark = record.problem or one_line(result.get("reason", ""))
+    if record.result and declared and metric != declared.key:
+        state = "other metric"
+        remark = f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}"
+    elif state == "finished" and (best is None or last is None):
         remark = f"finished without a number for {metric or 'its metric'}"
+    sessions, rows = _read(read_sessions, record.path), _read(read_curve, record.path)
+    versions = (each.get("versions") for each in sessions)
+    names = (declared.key if declared else metric, "loss", "seconds")
+    values = (tuple(finite(row.get(name)) for row in rows) for name in names)
     return Run(
-        folder=record.path, spec=spec, state=state,
-        curve=_curve(rows, declared.key if declared else metric),
-        metric=metric, better=str(result.get("better", "")),
+        folder=record.path, spec=spec, state=state, declared=declared,
+        curve=Curve(tuple(row["epoch"] for row in rows), *values), metric=metric, better=str(result.get("better", "")),
         best=best, best_epoch=result.get("best_epoch"), last=last,
         device=one_line(sessions[-1].get("device", ""), 100) if sessions else "",
         commits=_distinct(each.get("git") for each in sessions),
-        torch=_distinct(_torch(each.get("versions")) for each in sessions),
+        torch=_distinct(each.get("torch") if isinstance(each, Mapping) else None for each in versions),
         shared=any(each.get("at_once", None if each.get("device_type") == "cuda" else 1) != 1 for each in sessions),
         on_gpu=_times(sessions, rows),
         remark=remark,
     )  # fmt: skip
 
 
-def _rows(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The rows of its curve, one per epoch; none if it cannot be read, which the record then says."""
+def _read(reader: Callable[[Path], _Rows], folder: Path) -> _Rows:
+    """The rows of its curve, or the processes that trained it; none if the file is damaged, which the record says."""
     try:
-        return read_curve(folder)
+        return reader(folder)
     except StoreError:
-        return ()
+        return []
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> Curve:
-    return Curve(
-        tuple(row["epoch"] for row in rows),
-        tuple(finite(row.get(metric)) for row in rows),
-        tuple(finite(row.get("loss")) for row in rows),
-        tuple(finite(row.get("seconds")) for row in rows),
-    )
-
-
-def _times(
-    sessions: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
-) -> tuple[tuple[str, float, float], ...]:
+def _times(sessions: _Rows, rows: _Rows) -> tuple[tuple[str, float, float], ...]:
     total = sum((finite(row.get(key)) or 0.0) for row in rows for key in ("seconds", "eval_seconds"))
     begun = [
         (one_line(each.get("device", ""), 100), start)
@@ -208,17 +216,5 @@ def _moment(text: Any) -> float | None:
         return None
 
 
-def _sessions(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The processes that trained it, in order; none if not recorded."""
-    try:
-        return read_sessions(folder)
-    except StoreError:
-        return ()
-
-
 def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one_line(value or NOT_RECORDED, 100) for value in values)) or (NOT_RECORDED,)
-
-
-def _torch(versions: Any) -> Any:
-    return versions.get("torch") if isinstance(versions, Mapping) else None

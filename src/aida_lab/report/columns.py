@@ -6,7 +6,8 @@ adjusted for all methods of the column. A method leads a column only if it diffe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aida_lab.report import words
@@ -19,9 +20,6 @@ from aida_lab.spec import Experiment, Metric, PaperResult
 MEASURES: tuple[Measure, Measure] = ("best", "last")
 
 NOT_THE_PAPERS = "not the paper's values"
-
-#: Marks a method's better configuration among the samples of a test; no method's name has a space.
-_BETTER = "(best known)"
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,6 @@ class Cell:
     def mean_std(self, measure: Measure) -> MeanStd | None:
         return self.chosen.mean_std(measure) if self.chosen else None
 
-    @property
-    def best_known(self) -> Configuration | None:
-        """What the verdict and the performance profile go by."""
-        return self.better or self.chosen
-
     def best_run(self, metric: Metric) -> tuple[float, Configuration]:
         """The best number of all seeds and configurations, and its configuration; for a method with a finished run.
 
@@ -76,7 +69,7 @@ class Cell:
     @property
     def tried(self) -> int:
         """Configurations of this column with a finished or diverged run."""
-        return sum(bool(each.counted or each.diverged) for each in self.configurations)
+        return sum(each.tried for each in self.configurations)
 
 
 @dataclass(frozen=True)
@@ -99,6 +92,11 @@ class Column:
         """Digits behind the point that suit its numbers."""
         means = [found.mean for cell in self.cells if (found := cell.mean_std("best"))]
         return words.decimals(means or [cell.paper.mean for cell in self.cells if cell.paper])
+
+    @property
+    def finished(self) -> bool:
+        """Whether some method has a finished run."""
+        return any(cell.chosen for cell in self.cells)
 
     @property
     def timed(self) -> bool:
@@ -141,6 +139,10 @@ class Column:
         """How many commits and torch versions its numbers come from, in words; empty if they come from one of each."""
         return mixture(self.counted)
 
+    def gain(self, found: Comparison) -> float:
+        """A difference of the metric, positive if the first method is better."""
+        return found.difference if self.metric.better == "higher" else -found.difference
+
     def cell(self, method: str) -> Cell | None:
         return next((cell for cell in self.cells if cell.method == method), None)
 
@@ -158,7 +160,8 @@ def column(
         paper = experiment.paper_results(setup.variant)
         groups = {method: [] for method in paper or experiment.paper}
     for each in found:
-        untried = experiment.not_in_paper(each.optimizer, each.hyper) if experiment and each.method in paper else {}
+        compared = experiment if each.method in paper else None
+        untried = compared.not_in_paper(each.spec.optimizer, each.hyper) if compared else {}
         groups.setdefault(each.method, []).append(replace(each, untried=untried))
     cells = []
     for method in ordered(groups):
@@ -181,13 +184,16 @@ def _better(ranking: Sequence[Configuration], metric: Metric) -> Configuration |
     return best
 
 
-def mixture(runs: Collection[Run]) -> str:
+def origins(runs: Iterable[Run]) -> tuple[Counter[str], Counter[str]]:
+    """The commits and the torch versions behind runs, each with its number of runs."""
+    runs = list(runs)
+    return Counter(each for run in runs for each in run.commits), Counter(each for run in runs for each in run.torch)
+
+
+def mixture(runs: Iterable[Run]) -> str:
     """``2 commits, 3 torch versions``; empty if all runs have the same ones."""
-    commits = {each for run in runs for each in run.commits}
-    versions = {each for run in runs for each in run.torch}
-    said = [f"{len(commits)} commits"] if len(commits) > 1 else []
-    said += [f"{len(versions)} torch versions"] if len(versions) > 1 else []
-    return ", ".join(said)
+    found = zip(origins(runs), ("commits", "torch versions"), strict=True)
+    return ", ".join(f"{len(names)} {kind}" for names, kind in found if len(names) > 1)
 
 
 def paper_variant(experiment: Experiment) -> str:
@@ -196,37 +202,30 @@ def paper_variant(experiment: Experiment) -> str:
 
 
 def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
-    against: dict[str, dict[Measure, Comparison]] = {cell.method: {} for cell in cells}
-    leaders: dict[Measure, str] = {}
-    better: dict[str, Comparison] = {}
-    survivors = {cell.method for cell in cells if cell.chosen and cell.chosen.diverged}
+    """The cells with their tests, which know each configuration by its id."""
+    chosen = [cell.chosen for cell in cells if cell.chosen]
+    control = next((each.id for each in chosen if each.method == reference), "")
+    survivors = {each.id for each in chosen if each.diverged}
+    against: dict[Measure, dict[str, Comparison]] = {}
+    leaders: dict[Measure, str | None] = {}
     for measure in MEASURES:
-        values = {cell.method: cell.chosen.values(measure) for cell in cells if cell.chosen}
         # a better configuration of a method is tested in the same family
-        rivals = {
-            f"{cell.method} {_BETTER}": cell.better.values(measure)
-            for cell in cells
-            if cell.better and cell.method != reference
-        }
-        family = _family(reference, {**values, **rivals} if measure == "best" else values, survivors)
-        for method, comparison in family.items():
-            name = method.removesuffix(f" {_BETTER}")
-            if name == method:
-                against[method][measure] = comparison
-            else:
-                better[name] = comparison
-        if leader := _leader(values, metric, survivors, reference, family):
-            leaders[measure] = leader
-    return tuple(
-        replace(
+        better = [cell.better for cell in cells if cell.better and cell.method != reference and measure == "best"]
+        values = {each.id: each.values(measure) for each in chosen}
+        against[measure] = _family(control, {**values, **{each.id: each.values(measure) for each in better}}, survivors)
+        leaders[measure] = _leader(values, metric, survivors, control, against[measure])
+
+    def tested(cell: Cell) -> Cell:
+        own, better = (each.id if each else "" for each in (cell.chosen, cell.better))
+        return replace(
             cell,
             against_paper=_against_paper(cell, metric),
-            against_reference=against[cell.method],
-            better_against_reference=better.get(cell.method),
-            leads=frozenset(measure for measure, leader in leaders.items() if leader == cell.method),
+            against_reference={measure: found[own] for measure, found in against.items() if own in found},
+            better_against_reference=against["best"].get(better),
+            leads=frozenset(measure for measure, leader in leaders.items() if leader == own),
         )
-        for cell in cells
-    )
+
+    return tuple(map(tested, cells))
 
 
 def _family(control: str, values: Mapping[str, Sequence[float]], survivors: Collection[str]) -> dict[str, Comparison]:

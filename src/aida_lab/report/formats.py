@@ -1,20 +1,21 @@
-"""Tables as Markdown, LaTeX and CSV."""
+"""A table as values, and as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aida_lab.report import words
 from aida_lab.report.collect import Run
-from aida_lab.report.columns import Cell, Column
-from aida_lab.report.grids import Field, Grid
+from aida_lab.report.columns import Cell, Column, origins
 from aida_lab.report.groups import Configuration
 from aida_lab.report.naming import file_name
 from aida_lab.report.statistics import Comparison, MeanStd
 from aida_lab.runs.files import printable
+from aida_lab.spec import PaperResult
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -26,13 +27,74 @@ _LATEX = {
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20'")
 
 
+@dataclass(frozen=True)
+class Field:
+    text: str
+    #: The sort key; None sorts by the text.
+    order: float | None = None
+    bold: bool = False
+    #: The configuration whose specs and runs it opens.
+    opens: str = ""
+    #: Another field of the row opens the same, so this one is not underlined.
+    quiet: bool = False
+    #: Small print below the text.
+    note: str = ""
+    #: Says why there is no value.
+    faint: bool = False
+
+
+Show = Callable[[Any], Field]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a column; ``show`` gives the column's field for the subject of a row."""
+
+    text: str
+    show: Show | None = None
+    #: Explains the column.
+    note: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table: a name for files and links, a title, rows, and remarks below it."""
+
+    name: str
+    title: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Field, ...], ...]
+    remarks: tuple[str, ...] = ()
+
+    def without_empty(self) -> Grid:
+        """The table without columns in which no row has a value. The first two always stay."""
+        kept = [
+            place
+            for place in range(len(self.heads))
+            if place < 2 or any(row[place].text and not row[place].faint for row in self.rows)
+        ]
+        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
+        return replace(self, heads=tuple(self.heads[place] for place in kept), rows=rows)
+
+
+def absent(text: str) -> Field:
+    return Field(text, faint=True)
+
+
+def grid(name: str, title: str, heads: Sequence[Head], subjects: Iterable[Any], remarks: Sequence[str] = ()) -> Grid:
+    """A table with one row per subject."""
+    rows = tuple(tuple(head.show(subject) for head in heads if head.show) for subject in subjects)
+    return Grid(name, title, tuple(heads), rows, tuple(remarks))
+
+
 def markdown(grid: Grid, level: int = 2, subtitle: str = "") -> str:
     heads = [_markdown(head.text) for head in grid.heads]
     lines = ["#" * level + " " + _markdown(grid.title), ""]
     lines += [_markdown(subtitle), ""] if subtitle else []
     lines += ["| " + " | ".join(heads) + " |"]
     lines += ["|" + "|".join("---:" if head.numeric else "---" for head in grid.heads) + "|"]
-    lines += ["| " + " | ".join(_markdown_field(field) for field in row) + " |" for row in grid.rows]
+    lines += ["| " + " | ".join(_field(field, _markdown, "**%**") for field in row) + " |" for row in grid.rows]
     lines += ["", *(f"- {_markdown(remark)}" for remark in grid.remarks)] if grid.remarks else []
     return "\n".join(lines) + "\n"
 
@@ -69,13 +131,14 @@ def cells_csv(columns: Iterable[Column]) -> str:
 
 
 def configurations_csv(columns: Iterable[Column]) -> str:
-    rows = []
-    for column in columns:
-        for cell in column.cells:
-            for each in cell.configurations:
-                chosen = {"chosen": each is cell.chosen}
-                rows.append({**_of_column(column), "method": cell.method, **_of_configuration(each), **chosen})
-    return _csv(rows)
+    return _csv(
+        [
+            {**_of_column(column), "method": cell.method, **_of_configuration(each), "chosen": each is cell.chosen}
+            for column in columns
+            for cell in column.cells
+            for each in cell.configurations
+        ]
+    )
 
 
 def runs_csv(runs: Sequence[Run]) -> str:
@@ -85,10 +148,9 @@ def runs_csv(runs: Sequence[Run]) -> str:
                 "run": run.key, "folder": str(run.folder), "experiment": run.spec.experiment,
                 "variant": run.spec.variant, "method": run.spec.method, "seed": run.spec.seed, "state": run.state,
                 "metric": run.metric, "best": run.best, "best_epoch": run.best_epoch, "last": run.last,
-                "epochs_done": run.curve.epochs[-1] if run.curve.epochs else 0, "epochs": run.spec.epochs,
-                "seconds_an_epoch": run.seconds, "device": run.device, "precision": run.spec.precision,
-                "commits": "; ".join(run.commits), "torch": "; ".join(run.torch),
-                "remark": run.remark, **{f"hyper.{name}": value for name, value in run.spec.hyper.items()},
+                "epochs_done": run.done, "epochs": run.spec.epochs, "seconds_an_epoch": run.seconds,
+                "device": run.device, "precision": run.spec.precision, "commits": "; ".join(run.commits),
+                "torch": "; ".join(run.torch), "remark": run.remark, **_of_hyper(run.spec.hyper),
             }
             for run in runs
         ]
@@ -98,26 +160,18 @@ def runs_csv(runs: Sequence[Run]) -> str:
 def _of_column(column: Column) -> dict[str, Any]:
     known = column.setup
     return {
-        "table": column.experiment.table if column.experiment else "",
-        "experiment": column.name,
-        "metric": column.metric.key,
-        "better": column.metric.better,
-        "variant": known.variant,
-        "epochs": known.epochs,
-        "batch": known.batch,
-        "manner": known.manner,
+        "table": column.experiment.table if column.experiment else "", "experiment": column.name,
+        "metric": column.metric.key, "better": column.metric.better, "variant": known.variant,
+        "epochs": known.epochs, "batch": known.batch, "manner": known.manner,
         "departures": "; ".join(column.departures),
-    }
+    }  # fmt: skip
 
 
 def _of_cell(cell: Cell, column: Column) -> dict[str, Any]:
-    paper = cell.paper
     return {
         "method": cell.method,
         **(_of_configuration(cell.chosen) if cell.chosen else {}),
-        "paper_mean": paper.mean if paper else None,
-        "paper_std": paper.std if paper else None,
-        "paper_seconds": paper.seconds if paper else None,
+        **_of_summary("paper", cell.paper, "mean", "std", "seconds"),
         **_of_comparison("paper", cell.against_paper),
         "reference": column.reference,
         **_of_comparison("reference_best", cell.against_reference.get("best")),
@@ -129,35 +183,35 @@ def _of_cell(cell: Cell, column: Column) -> dict[str, Any]:
 
 
 def _of_configuration(each: Configuration) -> dict[str, Any]:
+    commits, versions = origins(each.counted)
     return {
-        **_of_summary("best", each.mean_std("best")),
-        **_of_summary("last", each.mean_std("last")),
-        **_of_summary("seconds", each.seconds()),
+        **_of_summary("best", each.mean_std("best"), "n", "mean", "std"),
+        **_of_summary("last", each.mean_std("last"), "n", "mean", "std"),
+        **_of_summary("seconds", each.seconds(), "n", "mean", "std"),
         "seeds": " ".join(str(run.spec.seed) for run in each.counted),
         "diverged": each.diverged,
         "not_finished": each.open,
         "runs": " ".join(run.key for run in each.runs),
-        "commits": "; ".join(each.commits),
-        "torch": "; ".join(each.torch),
+        "commits": "; ".join(sorted(commits)),
+        "torch": "; ".join(sorted(versions)),
         "not_the_papers": words.settings(each.untried),
-        **{f"hyper.{name}": value for name, value in each.hyper.items()},
+        **_of_hyper(each.hyper),
     }
 
 
-def _of_summary(name: str, found: MeanStd | None) -> dict[str, Any]:
-    return {f"{name}_{part}": getattr(found, part, None) for part in ("n", "mean", "std")}
+def _of_hyper(hyper: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"hyper.{name}": value for name, value in hyper.items()}
+
+
+def _of_summary(name: str, found: MeanStd | PaperResult | None, *parts: str) -> dict[str, Any]:
+    return {f"{name}_{part}": getattr(found, part, None) for part in parts}
 
 
 def _of_comparison(name: str, found: Comparison | None) -> dict[str, Any]:
     low, high = found.interval if found and found.interval else (None, None)
-    return {
-        f"{name}_difference": found.difference if found else None,
-        f"{name}_low": low,
-        f"{name}_high": high,
-        f"{name}_test": (found.test or found.reason) if found else None,
-        f"{name}_freedom": found.freedom if found else None,
-        f"{name}_p": found.p if found else None,
-    }
+    values = (found.difference, low, high, found.test or found.reason, found.freedom, found.p) if found else [None] * 6
+    parts = ("difference", "low", "high", "test", "freedom", "p")
+    return {f"{name}_{part}": value for part, value in zip(parts, values, strict=True)}
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -192,22 +246,17 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _markdown_field(field: Field) -> str:
-    text = _markdown(field.text)
-    text = f"**{text}**" if field.bold and text else text
-    return f"{text} ({_markdown(field.note)})" if field.note and text else text or _markdown(field.note)
+def _field(field: Field, escape: Callable[[str], str], bold: str) -> str:
+    """Text and small print in one line; ``bold`` is the format of bold text, with % in its place."""
+    text, note = escape(field.text), escape(field.note)
+    text = bold.replace("%", text) if field.bold and text else text
+    return f"{text} ({note})" if text and note else text or note
 
 
 def _latex_row(row: Sequence[Field]) -> str:
-    text = " & ".join(map(_latex_field, row)) + r" \\"
+    text = " & ".join(_field(field, escape_latex, r"\textbf{%}") for field in row) + r" \\"
     # the end of the row before would take a star or a bracket for its own
     return "{}" + text if text[0] in "*[" else text
-
-
-def _latex_field(field: Field) -> str:
-    text = escape_latex(field.text)
-    text = rf"\textbf{{{text}}}" if field.bold and text else text
-    return f"{text} ({escape_latex(field.note)})" if field.note and text else text or escape_latex(field.note)
 
 
 def _markdown(text: str) -> str:

@@ -7,11 +7,10 @@ the same run twice.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -40,10 +39,8 @@ class Setup:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Setup:
-        return cls(
-            spec.experiment, spec.variant, spec.epochs, spec.batch, spec.limit or 0,
-            spec.precision, spec.compiled, spec.deterministic, spec.warmup,
-        )  # fmt: skip
+        values = {each.name: getattr(spec, each.name) for each in fields(cls)}
+        return cls(**{**values, "limit": spec.limit or 0})
 
     def departures(self, experiment: Experiment | None) -> tuple[str, ...]:
         """How it differs from the experiment as declared, in words; empty for runs that belong in a table."""
@@ -71,10 +68,8 @@ class Setup:
 class Configuration:
     """One method with one set of hyper-parameters under one setup: one run per seed."""
 
-    setup: Setup
-    method: str
-    optimizer: str
-    hyper: Mapping[str, Any]
+    #: What its runs share: their spec with seed 0 and without a probe.
+    spec: RunSpec
     #: One per seed, ordered by seed; finished or not.
     runs: tuple[Run, ...]
     #: Further runs of the same seeds.
@@ -83,9 +78,21 @@ class Configuration:
     untried: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def setup(self) -> Setup:
+        return Setup.of(self.spec)
+
+    @cached_property
+    def method(self) -> str:
+        return self.spec.method
+
+    @property
+    def hyper(self) -> Mapping[str, Any]:
+        return self.spec.hyper
+
+    @cached_property
     def id(self) -> str:
         """A short name, the same for the same configuration in every report."""
-        text = json.dumps([dataclasses.astuple(self.setup), self.optimizer, dict(self.hyper)], sort_keys=True)
+        text = json.dumps([astuple(self.setup), self.spec.optimizer, dict(self.hyper)], sort_keys=True)
         # a letter first: JavaScript sorts keys that look like numbers before all others
         return "c" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -102,6 +109,11 @@ class Configuration:
         """Runs without a number that did not diverge."""
         return len(self.runs) - len(self.counted) - self.diverged
 
+    @property
+    def tried(self) -> bool:
+        """Whether it has a finished or diverged run."""
+        return bool(self.counted or self.diverged)
+
     def values(self, measure: Measure) -> list[float]:
         """One number per finished seed."""
         return [getattr(run, measure) for run in self.counted]
@@ -109,16 +121,6 @@ class Configuration:
     def mean_std(self, measure: Measure) -> MeanStd | None:
         values = self.values(measure)
         return mean_std(values) if values else None
-
-    @property
-    def commits(self) -> tuple[str, ...]:
-        """Commits behind its numbers."""
-        return tuple(sorted({commit for run in self.counted for commit in run.commits}))
-
-    @property
-    def torch(self) -> tuple[str, ...]:
-        """Versions of torch behind its numbers."""
-        return tuple(sorted({version for run in self.counted for version in run.torch}))
 
     def seconds(self) -> MeanStd | None:
         """Training seconds per epoch."""
@@ -130,9 +132,7 @@ def configurations(runs: Iterable[Run]) -> list[Configuration]:
     """Runs grouped by their spec without seed and probe."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        content = run.spec.to_json()
-        del content["seed"], content["probe_every"]
-        groups.setdefault(json.dumps(content, sort_keys=True), []).append(run)
+        groups.setdefault(replace(run.spec, seed=0, probe_every=0).key, []).append(run)
     return [_configuration(group) for group in groups.values()]
 
 
@@ -154,7 +154,6 @@ def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration
 
 
 def _configuration(group: list[Run]) -> Configuration:
-    spec = group[0].spec
     by_seed: dict[int, Run] = {}
     repeats = []
     # a finished run first, and one without a probe before one with a probe
@@ -164,4 +163,4 @@ def _configuration(group: list[Run]) -> Configuration:
         else:
             by_seed[run.spec.seed] = run
     runs = tuple(by_seed[seed] for seed in sorted(by_seed))
-    return Configuration(Setup.of(spec), spec.method, spec.optimizer, spec.hyper, runs, tuple(repeats))
+    return Configuration(replace(group[0].spec, seed=0, probe_every=0), runs, tuple(repeats))

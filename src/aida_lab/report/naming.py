@@ -6,26 +6,17 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import cycle
+from typing import NamedTuple
 
 from aida.catalog import catalog
 
 #: Colour (an index of :data:`aida.stepsizes.drawing.COLOURS`) and dash of each known method.
 _KNOWN = {
-    "aida-k2": (1, 0),
-    "aida-k1": (4, 0),
-    "adabelief": (0, 0),
-    "adabelief-star": (0, 1),
-    "adam": (2, 0),
-    "adamw": (7, 0),
-    "adam-plus": (2, 1),
-    "radam": (5, 0),
-    "sgd": (6, 0),
-    "fromage": (6, 1),
-    "yogi": (3, 0),
-    "msvag": (9, 0),
-    "adabound": (8, 0),
-}
+    "aida-k2": (1, 0), "aida-k1": (4, 0), "adabelief": (0, 0), "adabelief-star": (0, 1), "adam": (2, 0),
+    "adamw": (7, 0), "adam-plus": (2, 1), "radam": (5, 0), "sgd": (6, 0), "fromage": (6, 1), "yogi": (3, 0),
+    "msvag": (9, 0), "adabound": (8, 0),
+}  # fmt: skip
 
 #: Lengths of strokes and gaps, in widths of the line.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.4), (6, 1.4, 1, 1.4))
@@ -36,12 +27,12 @@ Outline = tuple[tuple[float, float], ...]
 
 def _polygon(corners: int, inner: float = 1.0, turn: float = 0.0, size: float = 1.15) -> Outline:
     """A regular polygon, or a star if every second corner is at ``inner``. y points up."""
-    angles = [2 * math.pi * (place / corners + turn) for place in range(corners)]
-    radii = [size * (inner if place % 2 else 1.0) for place in range(corners)]
-    return tuple(
-        (round(radius * math.sin(angle), 3), round(radius * math.cos(angle), 3))
-        for radius, angle in zip(radii, angles, strict=True)
-    )
+
+    def corner(place: int) -> tuple[float, float]:
+        angle, radius = 2 * math.pi * (place / corners + turn), size * (inner if place % 2 else 1.0)
+        return round(radius * math.sin(angle), 3), round(radius * math.cos(angle), 3)
+
+    return tuple(map(corner, range(corners)))
 
 
 #: The outline that goes with each colour, so that methods also differ in shape.
@@ -52,8 +43,7 @@ MARKERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     #: Index of the colour and of the marker.
     colour: int
     dash: int
@@ -92,9 +82,5 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     taken = set(_KNOWN.values())
     pairs = [(colour, dash) for dash in range(len(DASHES)) for colour in range(len(MARKERS))]
     free = [pair for pair in pairs if pair not in taken]
-    found: dict[str, Look] = {}
-    unknown = 0
-    for method in ordered(methods):
-        found[method] = Look(*(_KNOWN.get(method) or free[unknown % len(free)]))
-        unknown += method not in _KNOWN
-    return found
+    unknown = cycle(free)
+    return {method: Look(*(_KNOWN.get(method) or next(unknown))) for method in ordered(methods)}

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from aida._version import __version__
 from aida.stepsizes.drawing import COLOURS, DARK_COLOURS
-from aida_lab.report import listings, tables, verdict, words
+from aida_lab.report import charts, profile, tables, verdict, words
+from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
-from aida_lab.report.grids import Grid
-from aida_lab.report.naming import looks, ordered, title
-from aida_lab.report.payload import payload
-from aida_lab.report.profile import DEFINITION, profile
-from aida_lab.report.results import Results, Table
+from aida_lab.report.groups import Configuration
+from aida_lab.report.naming import DASHES, MARKERS, looks, title
+from aida_lab.report.results import Results
 from aida_lab.report.statistics import LEVEL, PAPER_REPETITIONS
+from aida_lab.runs.files import in_json, is_archive
+from aida_lab.runs.records import SPEC
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,39 +33,14 @@ _SCRIPTS = ("scales.js", "marks.js", "chart.js", "runs.js", "main.js")
 #: Bytes of figures in the page; further figures are only linked.
 _EMBEDDED = 4_000_000
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure: embedded, and beside the page as PNG and SVG."""
-
-    name: str
-    about: str
-    #: A data: address; empty if it would make the page too heavy.
-    source: str
-    png: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    column: Column
-    sentence: str
-    dots: verdict.Dots | None
-
-
-@dataclass(frozen=True)
-class Part:
-    """A table's section of the page."""
-
-    table: Table
-    overview: Grid | None
-    #: Each column with its table and the table of its search, if several configurations were tried.
-    columns: tuple[tuple[Column, Grid, Grid | None], ...]
-    #: Indices of the columns with finished runs in the payload.
-    charts: tuple[int, ...]
-    #: Whether the figure of times was drawn.
-    timed: bool
-    pictures: tuple[Picture, ...]
+#: What the figures of stepsizes show, by the name of the file.
+_ABOUT = {
+    "figure-1": "As the paper's Figure 1: layerwise means of the adaptive stepsizes",
+    "figure-2": "As the paper's Figure 2: layerwise standard deviations of the adaptive stepsizes",
+    "figure-3": "As the paper's Figure 3: layerwise means, AdaBelief* and AdaBelief",
+    "figure-adam-plus": "As the paper's figure of Adam+: layerwise means, Adam and Adam+",
+    "all": "Adaptive stepsizes of every method that was measured, layerwise means and standard deviations",
+}
 
 
 def page(
@@ -73,57 +50,50 @@ def page(
 
     ``stepsizes`` are the figures already drawn below ``out``; ``problems`` says which could not be drawn.
     """
-    data = payload(results, lies_in or out)
-    pictures = _pictures(stepsizes, out)
+    # a report of other experiments does not name the paper's tables without runs
+    missing = [each for each in results.paper if not each.columns] if _about_the_paper(results) else []
     return _environment().get_template("page.html.jinja").render(
         results=results,
         title=title(results.reference),
-        census=listings.census(results),
-        total=len(results.collection.runs),
         heading=_heading(results),
-        verdicts=[Verdict(each, verdict.sentence(each), verdict.dots(each)) for each in _judged(results)],
-        glance=listings.glance(results),
+        judged=_judged(results),
         looks=looks(results.methods),
-        missing=_missing(results),
-        excluded=listings.excluded(results),
+        missing=missing,
         problems=problems,
-        parts=[_part(table, results, pictures) for table in results.tables],
-        profile=profile(results.comparable),
-        definition=DEFINITION,
+        places={column.id: place for place, column in enumerate(results.columns) if column.finished},
+        pictures=_pictures(stepsizes, out),
+        profile=profile.profile(results.comparable),
+        definition=profile.DEFINITION,
         level=LEVEL,
         repetitions=PAPER_REPETITIONS,
         version=__version__,
         plural=words.plural,
+        tables=tables,
+        verdict=verdict,
         style=_palette() + _asset("style.css"),
         script="\n".join(_asset(name) for name in _SCRIPTS),
-        data=_embedded(data),
+        data=_embedded(payload(results, lies_in or out)),
     )  # fmt: skip
 
 
-def _reproduces(results: Results) -> bool:
-    """Whether any of the paper's tables has runs."""
-    return any(table.columns for table in results.paper)
-
-
-def _missing(results: Results) -> list[Table]:
-    """The paper's tables without runs; a report of other experiments does not name them."""
-    return [table for table in results.paper if not table.columns and (_reproduces(results) or not results.columns)]
+def _about_the_paper(results: Results) -> bool:
+    """Whether any of the paper's tables has runs, or there are no runs at all."""
+    return any(table.columns for table in results.paper) or not results.columns
 
 
 def _judged(results: Results) -> list[Column]:
     """The columns of the verdict: experiments as declared if there are any, with a finished run of the reference."""
-    finished = [each for each in results.comparable or results.columns if any(cell.chosen for cell in each.cells)]
+    finished = [each for each in results.comparable or results.columns if each.finished]
     own = [each for each in finished if (cell := each.cell(each.reference)) and cell.chosen]
     return own or finished
 
 
 def _heading(results: Results) -> str:
-    if _reproduces(results) or not results.columns:
+    if _about_the_paper(results):
         return "Optimizers compared: our runs and the paper's tables"
-    methods = ordered(run.spec.method for run in results.collection.runs)
     tasks = list(dict.fromkeys(each.experiment.title if each.experiment else each.name for each in results.columns))
     on = tasks[0] if len(tasks) == 1 else words.plural(len(tasks), "task")
-    return f"{words.plural(len(methods), 'optimizer')} on {on}"
+    return f"{words.plural(len(results.measured), 'optimizer')} on {on}"
 
 
 def _palette() -> str:
@@ -135,25 +105,8 @@ def _palette() -> str:
     return f":root {{ {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
 
 
-def _part(table: Table, results: Results, pictures: Sequence[Picture]) -> Part:
-    places = {column.id: index for index, column in enumerate(results.columns)}
-    ids = [column.id for column in table.columns]
-    finished = [column for column in table.columns if any(cell.chosen for cell in column.cells)]
-    return Part(
-        table,
-        tables.overview(table) if len(table.columns) > 1 else None,
-        tuple((column, tables.comparison(column), _search(column)) for column in table.columns),
-        tuple(places[column.id] for column in finished),
-        any(column.timed for column in finished),
-        tuple(picture for picture in pictures if any(f"stepsizes-{id}/" in picture.png for id in ids)),
-    )
-
-
-def _search(column: Column) -> Grid | None:
-    return tables.search(column) if any(len(cell.configurations) > 1 for cell in column.cells) else None
-
-
-def _pictures(drawn: Iterable[Path], out: Path) -> list[Picture]:
+def _pictures(drawn: Iterable[Path], out: Path) -> list[dict[str, str]]:
+    """The figures of stepsizes; ``source`` is a data: address, empty if it would make the page too heavy."""
     found = []
     left = _EMBEDDED
     for svg in (path for path in drawn if path.suffix == ".svg"):
@@ -162,18 +115,91 @@ def _pictures(drawn: Iterable[Path], out: Path) -> list[Picture]:
         if size <= left:
             left -= size
             source = "data:image/svg+xml;base64," + base64.b64encode(svg.read_bytes()).decode()
-        place = svg.relative_to(out).as_posix()
-        found.append(Picture(svg.stem, _ABOUT.get(svg.stem, svg.stem), source, place[:-3] + "png", place))
+        place, column = svg.relative_to(out).as_posix(), svg.parent.name.removeprefix("stepsizes-")
+        about, png = _ABOUT.get(svg.stem, svg.stem), place[:-3] + "png"
+        found.append({"column": column, "about": about, "source": source, "png": png, "svg": place})
     return found
 
 
-_ABOUT = {
-    "figure-1": "As the paper's Figure 1: layerwise means of the adaptive stepsizes",
-    "figure-2": "As the paper's Figure 2: layerwise standard deviations of the adaptive stepsizes",
-    "figure-3": "As the paper's Figure 3: layerwise means, AdaBelief* and AdaBelief",
-    "figure-adam-plus": "As the paper's figure of Adam+: layerwise means, Adam and Adam+",
-    "all": "Adaptive stepsizes of every method that was measured, layerwise means and standard deviations",
-}
+# --- what the page's scripts read ---
+
+
+def payload(results: Results, out: Path) -> dict[str, Any]:
+    """Runs, configurations and charts as plain values; links to run folders start from ``out``."""
+    runs: list[dict[str, Any]] = []
+    configurations: dict[str, Any] = {}
+    columns = []
+    for index, column in enumerate(results.columns):
+        epochs = charts.shown_epochs(column, len(results.collection.runs))
+        for each in column.configurations:
+            known = (*each.runs, *each.repeats)
+            numbers = list(range(len(runs), len(runs) + len(known)))
+            configurations[each.id] = {"column": index, **_configuration(each, column), "runs": numbers}
+            runs += [_run(run, epochs, out) for run in known]
+        views = [charts.in_json(each, _rounded) for each in charts.views(column, epochs)]
+        metric, named = column.metric, {"id": column.id, "title": column.title}
+        shown = {"metric": metric.title, "better": metric.better, "digits": column.digits, "epochs": epochs}
+        columns.append({**named, **shown, "views": views})
+    found = profile.profile(results.comparable)
+    return {
+        "methods": {
+            method: {"title": title(method), **look._asdict()} for method, look in looks(results.methods).items()
+        },
+        "dashes": DASHES,
+        "markers": MARKERS,
+        "columns": columns,
+        "configurations": configurations,
+        "runs": runs,
+        "profile": charts.in_json(charts.profile_chart(found), _rounded) if found else None,
+    }
+
+
+def _configuration(each: Configuration, column: Column) -> dict[str, Any]:
+    content = each.spec.to_json()
+    del content["seed"], content["probe_every"]
+    facts = {
+        f"{column.metric.title}, best epoch": words.spread(each.mean_std("best"), column.digits) or "none",
+        "last epoch": words.spread(each.mean_std("last"), column.digits) or "none",
+        "seeds": str(len(each.counted)),
+        "seconds per epoch": words.spread(each.seconds(), 2) or "not timed",
+        "hyper-parameters": words.settings(each.hyper),
+    }
+    return {"method": each.method, "spec": in_json(content), "facts": facts}
+
+
+def _run(run: Run, epochs: Sequence[int], out: Path) -> dict[str, Any]:
+    where = {epoch: index for index, epoch in enumerate(run.curve.epochs)}
+    curve = [run.curve.metric[where[epoch]] for epoch in epochs if epoch in where]
+    shown = [None if value is None else _rounded(value) for value in curve]
+    return {
+        "key": run.key,
+        "seed": run.spec.seed,
+        "probe": run.spec.probe_every,
+        "state": run.state,
+        "best": run.best,
+        "bestEpoch": run.best_epoch,
+        "last": run.last,
+        "done": run.done,
+        "seconds": None if run.seconds is None else _rounded(run.seconds),
+        "device": run.device,
+        "commit": ", ".join(map(words.commit, run.commits)),
+        "torch": ", ".join(run.torch),
+        "remark": run.remark,
+        "link": _address(run.folder.parent if is_archive(run.folder.parent) else run.folder / SPEC, out),
+        "metric": shown if any(value is not None for value in shown) else None,
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _address(path: Path, out: Path) -> str:
+    """A file as seen from the page, for a link."""
+    try:
+        return quote(os.fsencode(Path(os.path.relpath(path, out)).as_posix()))
+    except ValueError:  # another drive
+        return path.resolve().as_uri()
 
 
 def _embedded(data: dict[str, Any]) -> str:

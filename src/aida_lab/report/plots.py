@@ -1,23 +1,31 @@
-"""The charts of a report as PNG and SVG files."""
+"""The charts of a report, and the paper's figures of layerwise stepsizes, as PNG and SVG files."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from aida.stepsizes.drawing import COLOURS, GREY, literal, new_figure, save, styled
+from aida.stepsizes.plots import draw, draw_paper_figures
+from aida.stepsizes.sinks import StepsizeLog, read_jsonl
 from aida_lab.report.charts import Chart, Series, profile_chart, shown_epochs, views
+from aida_lab.report.columns import Column
 from aida_lab.report.naming import DASHES, MARKERS, Look, file_name, looks, title
 from aida_lab.report.profile import profile
 from aida_lab.report.results import Results
+from aida_lab.runs.files import STEPSIZES_LIMIT, StoreError, file_exists, one_line, read_regular
+from aida_lab.runs.records import STEPSIZES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Subplots side by side, and letters that fit along the side of one.
 _ABREAST, _LABEL = 2, 32
+#: Runs side by side in one figure of stepsizes, and layers in it, each a line; more are not readable.
+RUNS_ABREAST, _LAYERS = 6, 5000
 _DASHED: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES[1:]))
 
 
@@ -116,3 +124,46 @@ def _axes(axis: Any, chart: Chart) -> None:
         axis.set_title(literal(chart.title) + "\n", fontsize=10)
         style = {"transform": axis.transAxes, "ha": "center", "color": GREY, "fontsize": 7.5}
         axis.text(0.5, 1.02, literal(chart.subtitle), **style)
+
+
+def draw_stepsizes(results: Results, folder: Path) -> tuple[list[Path], list[str]]:
+    """Draw the paper's figures whose methods were measured, and one of all methods; returns files and problems."""
+    written: list[Path] = []
+    problems: list[str] = []
+    for column in results.columns:
+        if logs := _stepsizes(column, problems):
+            place = folder / f"stepsizes-{column.id}"
+            written += draw_paper_figures(logs, place)
+            written += save(draw(logs[:RUNS_ABREAST], ("mean", "std")), place / "all")
+    return written, problems
+
+
+def _stepsizes(column: Column, problems: list[str]) -> list[StepsizeLog]:
+    """One run per method: the lowest seed of its best configuration with a probe.
+
+    Aida with another number of projections is another method, as in the paper's figures.
+    """
+    logs: list[StepsizeLog] = []
+    for cell in column.cells:
+        for run in (run for each in cell.configurations for run in (*each.runs, *each.repeats)):
+            if file_exists(run.folder / STEPSIZES):
+                try:
+                    logs.append(read_stepsizes(run.folder / STEPSIZES))
+                    break
+                except (StoreError, ValueError) as error:
+                    problems.append(one_line(error))
+    return logs
+
+
+def read_stepsizes(path: Path) -> StepsizeLog:
+    """The records of a run; StoreError or ValueError if there are none."""
+    content = read_regular(path, STEPSIZES_LIMIT)
+    if content is None:
+        raise StoreError(f"{path} is not there: a run records its stepsizes with aida train --probe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a torn last line: the run is then listed as unfinished
+        log = read_jsonl(path, content)
+    layers = len({record.layer for record in log.layers})
+    if layers > _LAYERS:
+        raise ValueError(f"{path} has {layers:,} layers; at most {_LAYERS:,} can be drawn")
+    return log

@@ -1,10 +1,4 @@
-"""A performance profile over all tasks, after Dolan and Moré: how often each method is how close to the best.
-
-The cost of a method on a task is 100 minus its accuracy, or the perplexity, distance or loss itself: the mean over
-the seeds of its best known configuration. Its gap is that cost over the lowest cost of any method on the task, minus
-one. The profile at a gap is the share of all tasks on which the method is within it. A task on which all runs of a
-method diverged is never within. Methods that were not run on every task are left out.
-"""
+"""A performance profile over all tasks, after Dolan and Moré: how often each method is how close to the best."""
 
 from __future__ import annotations
 
@@ -47,7 +41,7 @@ def profile(columns: Sequence[Column]) -> Profile | None:
     gaps: dict[str, list[float]] = {}
     tried: list[set[str]] = []
     for column in columns:
-        known = {cell.method: cell.best_known for cell in column.cells}
+        known = {cell.method: cell.better or cell.chosen for cell in column.cells}
         means = {method: found.mean for method, each in known.items() if each and (found := each.mean_std("best"))}
         costs = {method: cost(mean, column.metric) for method, mean in means.items()}
         lowest = min(costs.values(), default=0.0)

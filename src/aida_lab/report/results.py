@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aida_lab.report.collect import Collection, Run
+from aida_lab.report.collect import Collection
 from aida_lab.report.columns import Column, column, paper_variant
 from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
 
-#: What the paper's tables are about.
+#: What the paper's tables are about, in their order.
 _TITLES = {
     "I": "Transformer on Multi30k",
     "II": "LSTMs on Penn Treebank",
@@ -69,16 +69,12 @@ class Results:
 
     @property
     def methods(self) -> list[str]:
-        return ordered(cell.method for table in self.tables for each in table.columns for cell in each.cells)
+        return ordered(cell.method for each in self.columns for cell in each.cells)
 
     @property
     def measured(self) -> list[str]:
         """Methods that have runs, finished or not."""
         return ordered(run.spec.method for run in self.collection.runs)
-
-    @property
-    def repeats(self) -> list[Run]:
-        return [run for each in self.columns for found in each.configurations for run in found.repeats]
 
 
 def arrange(collection: Collection, experiments: Mapping[str, Experiment], reference: str) -> Results:
@@ -89,25 +85,24 @@ def arrange(collection: Collection, experiments: Mapping[str, Experiment], refer
     columns: dict[str, list[Column]] = {}
     for setup in sorted(groups):
         experiment = experiments.get(setup.experiment)
+        alike = (setup.experiment, setup.variant)
+        beside = {other: found for other, found in groups.items() if (other.experiment, other.variant) == alike}
         metric = _metric(experiment, setup, groups[setup])
-        elsewhere = _tried_elsewhere(setup, groups, experiment)
-        distinction = _distinction(setup, experiment, groups)
+        elsewhere = _tried_elsewhere(setup, beside, experiment)
+        distinction = _distinction(setup, beside, experiment)
         found = column(experiment, metric, groups[setup], reference, elsewhere, distinction)
         columns.setdefault(setup.experiment, []).append(found)
     every = [each for found in columns.values() for each in found]
+    departed = tuple(each for each in every if each.departures)
+    others = tuple(
+        each for each in every if not each.departures and not (each.experiment and each.experiment.table)
+    )  # fmt: skip
     return Results(
         collection=collection,
         reference=reference,
         paper=_paper_tables(experiments, columns),
-        others=Table(
-            "others",
-            "Other experiments",
-            tuple(each for each in every if not each.departures and not (each.experiment and each.experiment.table)),
-            "Other experiments",
-        ),
-        shortened=Table(
-            "shortened", "Shortened and changed runs", tuple(each for each in every if each.departures), "Shortened"
-        ),
+        others=Table("others", "Other experiments", others, "Other experiments"),
+        shortened=Table("shortened", "Shortened and changed runs", departed, "Shortened"),
     )
 
 
@@ -118,39 +113,19 @@ def _paper_tables(experiments: Mapping[str, Experiment], columns: Mapping[str, S
         if not experiment.table:
             continue
         paper = paper_variant(experiment)
-        known = [paper, *(variant for variant in experiment.variants if variant != paper)]
+        order = [paper, *experiment.variants, *(each.setup.variant for each in columns.get(name, ()))]
         whole = [each for each in columns.get(name, ()) if not each.departures]
-        tables.setdefault(experiment.table, []).extend(_in_order(whole, known))
+        tables.setdefault(experiment.table, []).extend(sorted(whole, key=lambda each: order.index(each.setup.variant)))
         if not any(each.setup.variant == paper for each in whole):
             title = experiment.title + ("" if paper == experiment.variants[0] else f", {paper}")
             missing.setdefault(experiment.table, []).append((title, name))
-    return tuple(
-        Table(
-            f"table-{number}",
-            f"Table {number}: {_title(number, tables[number])}",
-            tuple(tables[number]),
-            f"Table {number}",
-            tuple(missing.get(number, ())),
-        )
-        for number in sorted(tables, key=_roman)
-    )
-
-
-def _in_order(columns: Iterable[Column], variants: Sequence[str]) -> list[Column]:
-    def place(column: Column) -> int:
-        variant = column.setup.variant
-        return variants.index(variant) if variant in variants else len(variants)
-
-    return sorted(columns, key=place)
-
-
-def _title(number: str, columns: Iterable[Column]) -> str:
-    return _TITLES.get(number) or ", ".join(dict.fromkeys(each.title for each in columns))
-
-
-def _roman(number: str) -> tuple[int, str]:
-    known = ("I", "II", "III", "IV", "V")
-    return (known.index(number) if number in known else len(known)), number
+    numbers = [*(number for number in _TITLES if number in tables), *sorted(tables.keys() - _TITLES.keys())]
+    found = []
+    for number in numbers:
+        title = _TITLES.get(number) or ", ".join(dict.fromkeys(each.title for each in tables[number]))
+        about, short = f"Table {number}: {title}", f"Table {number}"
+        found.append(Table(f"table-{number}", about, tuple(tables[number]), short, tuple(missing.get(number, ()))))
+    return tuple(found)
 
 
 def _metric(experiment: Experiment | None, setup: Setup, found: Sequence[Configuration]) -> Metric:
@@ -163,32 +138,26 @@ def _metric(experiment: Experiment | None, setup: Setup, found: Sequence[Configu
 
 
 def _tried_elsewhere(
-    setup: Setup, groups: Mapping[Setup, Sequence[Configuration]], experiment: Experiment | None
+    setup: Setup, beside: Mapping[Setup, Sequence[Configuration]], experiment: Experiment | None
 ) -> dict[str, int]:
     """Configurations of each method in shortened columns of the same experiment and variant."""
     found: dict[str, set[str]] = {}
-    for other, members in groups.items():
-        same = (other.experiment, other.variant) == (setup.experiment, setup.variant)
-        if same and other != setup and other.departures(experiment):
+    for other, members in beside.items():
+        if other != setup and other.departures(experiment):
             for each in members:
-                if each.counted or each.diverged:
+                if each.tried:
                     found.setdefault(each.method, set()).add(json.dumps(dict(each.hyper), sort_keys=True))
     return {method: len(tried) for method, tried in found.items()}
 
 
-def _distinction(setup: Setup, experiment: Experiment | None, groups: Iterable[Setup]) -> str:
+def _distinction(setup: Setup, beside: Iterable[Setup], experiment: Experiment | None) -> str:
     """What this column's title adds to the experiment's title."""
     departures = setup.departures(experiment)
     default = experiment.variants[0] if experiment else "default"
     words = [] if setup.variant == default else [setup.variant]
-    beside = [
-        other
-        for other in groups
-        if (other.experiment, other.variant) == (setup.experiment, setup.variant)
-        and other.departures(experiment) == departures
-    ]
-    if len({other.manner for other in beside}) > 1:
+    alike = [other for other in beside if other.departures(experiment) == departures]
+    if len({other.manner for other in alike}) > 1:
         words.append(setup.manner)
-    if experiment is None and len({(other.epochs, other.batch) for other in beside}) > 1:
+    if experiment is None and len({(other.epochs, other.batch) for other in alike}) > 1:
         words.append(f"{setup.epochs} epochs, batch {setup.batch}")
     return ", ".join([*words, *departures])

@@ -1,17 +1,18 @@
-"""The tables of a report: methods against the paper, the paper's own layout, searches."""
+"""The tables of a report: methods against the paper, the paper's own layout, searches, excluded runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from aida_lab.report import words
-from aida_lab.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, paper_variant
-from aida_lab.report.grids import Field, Grid, Head, absent, grid, without_empty
+from aida_lab.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, origins, paper_variant
+from aida_lab.report.formats import Field, Grid, Head, Show, absent, grid
 from aida_lab.report.groups import Configuration, Measure
 from aida_lab.report.naming import ordered, title
-from aida_lab.report.results import Table
+from aida_lab.report.results import Results, Table
 from aida_lab.report.statistics import LEVEL, Comparison
 
 NO_RUNS = "no runs"
@@ -23,209 +24,222 @@ _BOLD_MEAN = (
 _BOLD_P = f"Bold p-value: below {LEVEL}."
 
 
+#: Why a run in this state does not count, unless its folder says more.
+_STATES = {
+    "diverged": "ended without a usable loss",
+    "running": "a process is training it",
+    "stopped": "not finished; the same command resumes it",
+    "failed": "the last attempt failed; the same command retries it",
+    "finished": "finished",
+}
+
+
 def comparison(column: Column) -> Grid:
     """One column in full: each method with runs beside the paper's figure, and against the reference."""
-    reference = title(column.reference)
-    measured = any(cell.chosen for cell in column.cells)
+    reference, metric, digits = title(column.reference), column.metric.title, column.digits
     cells = [cell for cell in column.cells if cell.configurations]
-    with_paper = any(cell.paper for cell in cells)
     best_alone = any(cell.paper.best for cell in cells if cell.paper)
+
+    def mean(measure: Measure) -> Show:
+        return lambda cell: _mean(cell, measure, digits)
+
+    def difference(cell: Cell) -> Field:
+        if cell.method == column.reference and cell.chosen:
+            return absent("reference")
+        return _opening(cell, _difference(cell.against_reference.get("best"), digits))
+
+    def p(measure: Measure) -> Show:
+        return lambda cell: _opening(cell, _p(cell.against_reference.get(measure)))
+
+    timing = "training seconds per epoch: median of a run, mean over seeds; runs that shared a device are not timed"
     heads = [
-        Head("method", numeric=False),
+        Head("method", _method, numeric=False),
         Head(
-            "best epoch", f"mean ± std over seeds of {column.metric.title} at each run's best epoch, and which it was"
+            "best epoch", mean("best"), f"mean ± std over seeds of {metric} at each run's best epoch, and which it was"
         ),
-        Head("n", "number of seeds"),
-        Head("last epoch", f"mean ± std over seeds of {column.metric.title} after the last epoch"),
-        Head(
-            "s / epoch",
-            "training seconds per epoch: median of a run, mean over seeds; runs that shared a device are not timed",
-        ),
+        Head("n", _number, "number of seeds"),
+        Head("last epoch", mean("last"), f"mean ± std over seeds of {metric} after the last epoch"),
+        Head("s / epoch", _seconds, timing),
     ]
     if best_alone:
-        heads.append(Head("best run", "the best of all seeds and configurations, as in the paper's Table IV"))
-    if with_paper:
+        note = "the best of all seeds and configurations, as in the paper's Table IV"
+        heads.append(Head("best run", lambda cell: _best_run(cell, column), note))
+    if any(cell.paper for cell in cells):
+        figure = "the best of all runs" if best_alone else "mean ± std of three repetitions"
+        minus = "our best run minus the paper's" if best_alone else "at the best epoch"
+        welch = "Welch's test against the paper's mean and std, not adjusted"
         heads += [
-            Head("paper", "the best of all runs" if best_alone else "mean ± std of three repetitions"),
-            Head("ours − paper", "our best run minus the paper's" if best_alone else "at the best epoch"),
-            Head("p, paper", "Welch's test against the paper's mean and std, not adjusted"),
+            Head("paper", lambda cell: paper_field(cell, digits), figure),
+            Head("ours − paper", lambda cell: _opening(cell, _difference(cell.against_paper, digits)), minus),
+            # not bold: these p-values are not adjusted for their number
+            Head("p, paper", lambda cell: _opening(cell, replace(_p(cell.against_paper), bold=False)), welch),
         ]
+    minus = f"mean minus that of {reference}, at the best epoch, with its simultaneous 95 % confidence interval"
+    test = f"Dunnett's test against {reference}"
+    tried = "sets of hyper-parameters that were tried; in small print those tried in shortened runs"
     heads += [
-        Head(
-            f"− {reference}",
-            f"mean minus that of {reference}, at the best epoch, with its simultaneous 95 % confidence interval",
-        ),
-        Head(
-            "p, best", f"Dunnett's test against {reference} at the best epoch, adjusted for all methods of this table"
-        ),
-        Head("p, last", f"Dunnett's test against {reference} after the last epoch, adjusted in the same way"),
-        Head("tried", "sets of hyper-parameters that were tried; in small print those tried in shortened runs"),
+        Head(f"− {reference}", difference, minus),
+        Head("p, best", p("best"), f"{test} at the best epoch, adjusted for all methods of this table"),
+        Head("p, last", p("last"), f"{test} after the last epoch, adjusted in the same way"),
+        Head("tried", _tried, tried),
     ]
-    rows = [_comparison_row(cell, column, best_alone, with_paper) for cell in cells]
-    remarks = _remarks(column) if measured else ["No finished run yet."]
-    return without_empty(grid(column.id, column.title, heads, rows, *remarks))
+    remarks = _remarks(column) if any(cell.chosen for cell in column.cells) else ["No finished run yet."]
+    return grid(column.id, column.title, heads, cells, remarks).without_empty()
 
 
 def overview(table: Table) -> Grid:
     """The paper's own layout: one row per method, one column per experiment, our mean above the paper's."""
-    columns = table.columns
-    heads = [Head("method", numeric=False)]
-    heads += [
-        Head(column.title, f"{column.metric.title}; {column.metric.better} is better; {column.setup.manner}")
-        for column in columns
-    ]
-    rows = []
-    for method in ordered(cell.method for column in columns for cell in column.cells if cell.configurations):
-        row = [Field(title(method))]
-        for column in columns:
-            cell = column.cell(method)
-            row.append(_overview_field(cell, column) if cell else absent(NO_RUNS))
-        rows.append(row)
-    leads = any("best" in cell.leads for column in columns for cell in column.cells)
-    return grid(table.name, table.title, heads, rows, *([_BOLD_MEAN] if leads else []))
+
+    def field(method: str, column: Column) -> Field:
+        cell = column.cell(method)
+        return _overview(cell, column) if cell else absent(NO_RUNS)
+
+    heads = [Head("method", lambda method: Field(title(method)), numeric=False)]
+    for column in table.columns:
+        note = f"{column.metric.title}; {column.metric.better} is better; {column.setup.manner}"
+        heads.append(Head(column.title, partial(field, column=column), note))
+    cells = [cell for column in table.columns for cell in column.cells]
+    leads = any("best" in cell.leads for cell in cells)
+    methods = ordered(cell.method for cell in cells if cell.configurations)
+    return grid(table.name, table.title, heads, methods, [_BOLD_MEAN] if leads else [])
 
 
 def search(column: Column) -> Grid:
     """Every configuration of a column: what each method's number was chosen from."""
-    digits = column.digits
-    varied = varied_settings(column)
+    varied = {cell.method: _varied(cell) for cell in column.cells}
+
+    def settings(each: Configuration) -> Field:
+        shown = {name: each.hyper.get(name) for name in varied[each.method]}
+        return Field(words.settings(shown) or "the only one", opens=each.id)
+
+    def mean(each: Configuration, measure: Measure, missing: str) -> Field:
+        found = each.mean_std(measure)
+        return Field(words.spread(found, column.digits), found.mean, opens=each.id) if found else absent(missing)
+
+    def standing(each: Configuration) -> Field:
+        cell = column.cell(each.method)
+        said = ["chosen"] if cell and each is cell.chosen else []
+        return Field("; ".join(said + ([NOT_THE_PAPERS] if each.untried else [])))
+
+    differ, above = "those that differ between its configurations", "chosen: shown in the table above"
     heads = [
-        Head("method", numeric=False), Head("hyper-parameters", "those that differ between its configurations", False),
-        Head("best epoch"), Head("n"), Head("last epoch"), Head("diverged"), Head("not finished"),
-        Head("remark", "chosen: shown in the table above", numeric=False),
-    ]  # fmt: skip
-    rows = []
-    for cell in column.cells:
-        for each in cell.configurations:
-            best, last = each.mean_std("best"), each.mean_std("last")
-            shown = {name: each.hyper.get(name) for name in varied[cell.method]}
-            rows.append(
-                [
-                    Field(title(cell.method)),
-                    Field(words.settings(shown) or "the only one", opens=each.id),
-                    Field(words.spread(best, digits), best.mean, opens=each.id) if best else absent("none finished"),
-                    Field(str(len(each.counted)), len(each.counted)),
-                    Field(words.spread(last, digits), last.mean, opens=each.id) if last else absent(""),
-                    Field(str(each.diverged or ""), each.diverged),
-                    Field(str(each.open or ""), each.open),
-                    Field(_standing(each, cell)),
-                ]
-            )
-    return without_empty(grid(f"search-{column.id}", f"{column.title}: every configuration", heads, rows))
-
-
-def _standing(each: Configuration, cell: Cell) -> str:
-    said = ["chosen"] if each is cell.chosen else []
-    said += [NOT_THE_PAPERS] if each.untried else []
-    return "; ".join(said)
-
-
-def varied_settings(column: Column) -> dict[str, list[str]]:
-    """By method, the hyper-parameters in which its configurations differ."""
-    found = {}
-    for cell in column.cells:
-        names = dict.fromkeys(name for each in cell.configurations for name in each.hyper)
-        found[cell.method] = [
-            name for name in names if len({repr(each.hyper.get(name)) for each in cell.configurations}) > 1
-        ]
-    return found
-
-
-def _comparison_row(cell: Cell, column: Column, best_alone: bool, with_paper: bool) -> list[Field]:
-    digits = column.digits
-    row = [Field(title(cell.method)), *_opening(_ours(cell, digits), cell)]
-    if best_alone:
-        row.append(_best_run(cell, column, digits) if cell.chosen else absent(""))
-    if with_paper:
-        # not bold: these p-values are not adjusted for their number
-        difference, p = _against(cell.against_paper, digits)
-        row += [paper_field(cell, digits), *_opening([difference, replace(p, bold=False)], cell)]
-    if cell.method == column.reference and cell.chosen:
-        row += [absent("reference"), absent(""), absent("")]
-    else:
-        best, last = (cell.against_reference.get(measure) for measure in ("best", "last"))
-        row += _opening([*_against(best, digits), _p(last)], cell)
-    note = f"{cell.elsewhere} shortened" if cell.elsewhere else ""
-    return [*row, Field(str(cell.tried or ""), cell.tried or None, note=note)]
-
-
-def _ours(cell: Cell, digits: int) -> list[Field]:
-    if cell.chosen is None:
-        return [absent(why_empty(cell)), *[absent("")] * 3]
-    return [
-        replace(_mean(cell, "best", digits), note=_mean_epoch(cell.chosen)),
-        Field(str(len(cell.chosen.counted)), len(cell.chosen.counted), note=_beside_n(cell.chosen)),
-        _mean(cell, "last", digits),
-        _seconds(cell),
+        Head("method", _method, numeric=False),
+        Head("hyper-parameters", settings, differ, numeric=False),
+        Head("best epoch", partial(mean, measure="best", missing="none finished")),
+        Head("n", lambda each: Field(str(len(each.counted)), len(each.counted))),
+        Head("last epoch", partial(mean, measure="last", missing="")),
+        Head("diverged", lambda each: Field(str(each.diverged or ""), each.diverged)),
+        Head("not finished", lambda each: Field(str(each.open or ""), each.open)),
+        Head("remark", standing, above, numeric=False),
     ]
+    name, about = f"search-{column.id}", f"{column.title}: every configuration"
+    return grid(name, about, heads, column.configurations).without_empty()
 
 
-def _opening(fields: Sequence[Field], cell: Cell) -> list[Field]:
-    """The fields, each with a link to its runs."""
-    if cell.chosen is None:
-        return list(fields)
-    own = cell.chosen.id
-    return [field if field.opens or field.order is None else replace(field, opens=own, quiet=True) for field in fields]
+def searched(column: Column) -> bool:
+    """Whether several configurations of some method were tried."""
+    return any(len(cell.configurations) > 1 for cell in column.cells)
 
 
-def _overview_field(cell: Cell, column: Column) -> Field:
-    digits = column.digits
-    paper = f"paper {paper_field(cell, digits).text}" if cell.paper else ""
-    best = cell.mean_std("best")
-    if cell.chosen is None or best is None:
-        return Field(why_empty(cell), note=paper, faint=True)
-    text = f"{words.spread(best, digits)}, {seeds(cell.chosen)}"
-    text += f", {NOT_THE_PAPERS}" if cell.chosen.untried else ""
-    mixed = mixture(cell.chosen.counted)
-    text += f", {mixed}" if mixed else ""
-    return Field(text, best.mean, "best" in cell.leads, cell.chosen.id, note=paper)
+def excluded(results: Results) -> Grid:
+    """The runs and folders that are excluded from every mean, each with the reason."""
+    texts = ("folder", "what", "experiment", "method", "seed", "epochs", "why it does not count")
+    heads = [Head(text, numeric=text in ("seed", "epochs")) for text in texts]
+    owners = {run.key: each.id for column in results.columns for each in column.configurations for run in each.runs}
+    rows = [
+        (Field(str(each.folder)), Field("not read"), *[absent("")] * 4, Field(each.problem))
+        for each in results.collection.unread
+    ]
+    repeats = {run.key for column in results.columns for each in column.configurations for run in each.repeats}
+    for run in results.collection.runs:
+        if run.counts and run.key not in repeats:
+            continue
+        what, why = str(run.state), run.remark or _STATES.get(run.state, "")
+        if run.key in repeats:
+            what, why = "repeat", "the same seed again, which counts once; the two differ only in the stepsize probe"
+        seed = Field(str(run.spec.seed), run.spec.seed, opens=owners.get(run.key, ""))
+        epochs = Field(f"{run.done} of {run.spec.epochs}", run.done)
+        named = (Field(str(run.folder)), Field(what), Field(run.spec.experiment), Field(title(run.spec.method)))
+        rows.append((*named, seed, epochs, Field(why)))
+    return Grid("excluded", "Excluded runs", tuple(heads), tuple(rows))
 
 
-def seeds(chosen: Configuration) -> str:
-    """The number of seeds in a mean, and of diverged seeds that are not in it."""
-    return f"n={len(chosen.counted)}" + (f", {chosen.diverged} diverged" if chosen.diverged else "")
+def skipped(results: Results) -> list[str]:
+    """Folders that could not be used, one line per folder; the table of excluded runs lists all."""
+    found = [f"{each.folder}: {each.problem}" for each in results.collection.unread]
+    broken = ("damaged", "other metric", "two results")
+    return found + [f"{run.folder}: {run.remark}" for run in results.collection.runs if run.state in broken]
+
+
+def census(results: Results) -> str:
+    """How many runs in which state, in words."""
+    runs, unread = results.collection.runs, results.collection.unread
+    states = Counter("without a number" if run.state == "finished" and not run.counts else run.state for run in runs)
+    said = [f"{count:,} {state}" for state, count in sorted(states.items(), key=lambda item: (-item[1], item[0]))]
+    said += [words.plural(len(unread), "folder") + " not read"] if unread else []
+    return ", ".join(said) or "no runs"
+
+
+# --- fields ---
+
+
+def _method(each: Cell | Configuration) -> Field:
+    return Field(title(each.method))
+
+
+def _opening(cell: Cell, field: Field) -> Field:
+    """A field with a value, with a link to the method's runs."""
+    return field if cell.chosen is None or field.order is None else replace(field, opens=cell.chosen.id, quiet=True)
 
 
 def _mean(cell: Cell, measure: Measure, digits: int) -> Field:
-    found = cell.mean_std(measure)
-    assert found is not None
-    assert cell.chosen is not None
-    return Field(words.spread(found, digits), found.mean, measure in cell.leads, cell.chosen.id)
+    """The mean; of the best epoch with the epoch, or with the reason why there is none."""
+    found, first = cell.mean_std(measure), measure == "best"
+    if found is None or cell.chosen is None:
+        return absent(_why_empty(cell) if first else "")
+    epochs = [run.best_epoch for run in cell.chosen.counted if first and run.best_epoch is not None]
+    note = f"epoch {sum(epochs) / len(epochs):.0f}" if epochs else ""
+    return Field(words.spread(found, digits), found.mean, measure in cell.leads, cell.chosen.id, note=note)
 
 
-def _mean_epoch(chosen: Configuration) -> str:
-    epochs = [run.best_epoch for run in chosen.counted if run.best_epoch is not None]
-    return f"epoch {sum(epochs) / len(epochs):.0f}" if epochs else ""
-
-
-def _best_run(cell: Cell, column: Column, digits: int) -> Field:
-    value, configuration = cell.best_run(column.metric)
-    return Field(words.number(value, digits), value, opens=configuration.id)
+def _number(cell: Cell) -> Field:
+    """The number of seeds; those not in the mean; and whether they come from several commits or torch versions."""
+    if cell.chosen is None:
+        return absent("")
+    n, mixed = len(cell.chosen.counted), mixture(cell.chosen.counted)
+    said = [f"{cell.chosen.diverged} diverged"] if cell.chosen.diverged else []
+    said += [f"{cell.chosen.open} not finished"] if cell.chosen.open else []
+    return _opening(cell, Field(str(n), n, note=", ".join([*said, *([mixed] if mixed else [])])))
 
 
 def _seconds(cell: Cell) -> Field:
-    assert cell.chosen is not None
+    if cell.chosen is None:
+        return absent("")
     ours = cell.chosen.seconds()
     paper = cell.paper.seconds if cell.paper else None
     note = f"paper {words.seconds(paper)}" if paper is not None else ""
-    return Field(words.seconds(ours.mean), ours.mean, note=note) if ours else Field("not timed", note=note, faint=True)
+    if ours is None:
+        return Field("not timed", note=note, faint=True)
+    return _opening(cell, Field(words.seconds(ours.mean), ours.mean, note=note))
+
+
+def _best_run(cell: Cell, column: Column) -> Field:
+    if cell.chosen is None:
+        return absent("")
+    value, configuration = cell.best_run(column.metric)
+    return Field(words.number(value, column.digits), value, opens=configuration.id)
 
 
 def paper_field(cell: Cell, digits: int) -> Field:
     if cell.paper is None:
         return absent("not in the paper")
-    std = f" ± {cell.paper.std:.{digits}f}" if cell.paper.std is not None else ""
-    return Field(words.number(cell.paper.mean, digits) + std, cell.paper.mean)
+    return Field(words.spread(cell.paper, digits), cell.paper.mean)
 
 
-def _against(found: Comparison | None, digits: int) -> list[Field]:
+def _difference(found: Comparison | None, digits: int) -> Field:
     if found is None:
-        return [absent(""), absent("")]
-    note = ""
-    if found.interval:
-        low, high = (words.signed(end, digits) for end in found.interval)
-        note = f"{low} to {high}"
-    return [Field(words.signed(found.difference, digits), found.difference, note=note), _p(found)]
+        return absent("")
+    return Field(words.signed(found.difference, digits), found.difference, note=words.interval(found, digits))
 
 
 def _p(found: Comparison | None) -> Field:
@@ -234,19 +248,44 @@ def _p(found: Comparison | None) -> Field:
     return Field(words.p_value(found), found.p, bold=found.significant)
 
 
-def why_empty(cell: Cell) -> str:
+def _tried(cell: Cell) -> Field:
+    note = f"{cell.elsewhere} shortened" if cell.elsewhere else ""
+    return Field(str(cell.tried or ""), cell.tried or None, note=note)
+
+
+def _overview(cell: Cell, column: Column) -> Field:
+    paper = f"paper {paper_field(cell, column.digits).text}" if cell.paper else ""
+    field = mean_and_seeds(cell, column)
+    if cell.chosen is None:
+        return replace(field, note=paper)
+    said = [field.text, NOT_THE_PAPERS if cell.chosen.untried else "", mixture(cell.chosen.counted)]
+    return replace(field, text=", ".join(filter(None, said)), note=paper)
+
+
+def mean_and_seeds(cell: Cell, column: Column) -> Field:
+    """The mean with the number of seeds in it, and of diverged seeds that are not; or why there is none."""
+    found = cell.mean_std("best")
+    if cell.chosen is None or found is None:
+        return absent(_why_empty(cell))
+    text = f"{words.spread(found, column.digits)}, n={found.n}"
+    text += f", {cell.chosen.diverged} diverged" if cell.chosen.diverged else ""
+    return Field(text, found.mean, "best" in cell.leads, cell.chosen.id)
+
+
+def _why_empty(cell: Cell) -> str:
     """Why a method has no number."""
     said = [words.plural(cell.diverged, "run") + " diverged"] if cell.diverged else []
     said += [words.plural(cell.open, "run") + " not finished"] if cell.open else []
     return ", ".join(said) or NO_RUNS
 
 
-def _beside_n(chosen: Configuration) -> str:
-    """Runs that are not in the mean, and whether those in it come from several commits or torch versions."""
-    said = [f"{chosen.diverged} diverged"] if chosen.diverged else []
-    said += [f"{chosen.open} not finished"] if chosen.open else []
-    said += [mixed] if (mixed := mixture(chosen.counted)) else []
-    return ", ".join(said)
+def _varied(cell: Cell) -> list[str]:
+    """The hyper-parameters in which the method's configurations differ."""
+    names = dict.fromkeys(name for each in cell.configurations for name in each.hyper)
+    return [name for name in names if len({repr(each.hyper.get(name)) for each in cell.configurations}) > 1]
+
+
+# --- remarks ---
 
 
 def _remarks(column: Column) -> Sequence[str]:
@@ -265,15 +304,12 @@ def _remarks(column: Column) -> Sequence[str]:
         said.append(f"No test: {title(column.reference)}, the reference, has no finished run here.")
     said += _tests(column)
     for cell in column.cells:
-        if cell.chosen is None:
-            continue
         said += _passed_over(cell, column)
     said.append(_origin(column))
-    places = sorted({run.device for cell in column.cells if cell.chosen for run in cell.chosen.counted if run.device})
+    places = sorted({run.device for run in column.counted if run.device})
     if len(places) > 1:
         said.append(f"Times come from different devices, so do not compare them: {', '.join(places)}.")
-    if experiment is not None and experiment.notes:
-        said.append(experiment.notes)
+    said += [experiment.notes] if experiment and experiment.notes else []
     said += [_BOLD_MEAN] if any(cell.leads for cell in column.cells) else []
     significant = any(found.significant for cell in column.cells for found in cell.against_reference.values())
     return [*said, *([_BOLD_P] if significant else [])]
@@ -298,14 +334,14 @@ def _tests(column: Column) -> list[str]:
 
 def _origin(column: Column) -> str:
     """The commits and torch versions behind the numbers, with their number of runs if there are several."""
-    commits = Counter(commit for run in column.counted for commit in run.commits)
-    versions = Counter(version for run in column.counted for version in run.torch)
+    commits, versions = origins(column.counted)
+    short = {words.commit(name): count for name, count in commits.items()}
     shown = [
         ", ".join(
             f"{name} ({words.plural(count, 'run')})" if len(found) > 1 else name
             for name, count in sorted(found.items(), key=lambda item: (-item[1], item[0]))
         )
-        for found in (Counter({words.commit(name): count for name, count in commits.items()}), versions)
+        for found in (short, versions)
     ]
     mixed = f"Mixes {column.mixed}. " if column.mixed else ""
     return f"{mixed}Commit: {shown[0]}. torch: {shown[1]}."
@@ -313,10 +349,9 @@ def _origin(column: Column) -> str:
 
 def _passed_over(cell: Cell, column: Column) -> list[str]:
     """Whether the row's configuration is not the paper's, or another one has a better mean."""
-    assert cell.chosen is not None
     name, other = title(cell.method), cell.better
     said = []
-    if cell.chosen.untried:
+    if cell.chosen and cell.chosen.untried:
         said.append(f"{name}: {words.settings(cell.chosen.untried)} is not among the paper's values.")
     found = other.mean_std("best") if other else None
     if other is None or found is None:
@@ -328,7 +363,6 @@ def _passed_over(cell: Cell, column: Column) -> list[str]:
         text += f"with fewer seeds ({words.settings(other.hyper)})"
     test = cell.better_against_reference
     if test and test.interval:
-        low, high = (words.signed(end, column.digits) for end in test.interval)
-        text += f"; − {title(column.reference)}: {words.signed(test.difference, column.digits)} ({low} to {high})"
-        text += f", p = {words.p_value(test)}"
+        difference = f"{words.signed(test.difference, column.digits)} ({words.interval(test, column.digits)})"
+        text += f"; − {title(column.reference)}: {difference}, p = {words.p_value(test)}"
     return [*said, f"{text}. The verdict and the performance profile count it."]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aida_lab.report.statistics import Comparison, MeanStd
+from aida_lab.spec import PaperResult
 
 MINUS = "−"
 
@@ -30,11 +31,16 @@ def signed(value: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
-def spread(found: MeanStd | None, digits: int) -> str:
-    """``91.68 ± 0.16``, or only the mean of one seed."""
+def spread(found: MeanStd | PaperResult | None, digits: int) -> str:
+    """``91.68 ± 0.16``, or only the mean if there is no deviation."""
     if found is None:
         return ""
     return number(found.mean, digits) + (f" ± {found.std:.{digits}f}" if found.std is not None else "")
+
+
+def interval(found: Comparison, digits: int) -> str:
+    """``−0.12 to +0.34``; empty if there is no interval."""
+    return " to ".join(signed(end, digits) for end in found.interval or ())
 
 
 def p_value(found: Comparison | None) -> str:
