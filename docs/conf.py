@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -38,12 +39,14 @@ nitpicky = True  # a role in a docstring that names something unknown is a warni
 nitpick_ignore_regex = [("py:class", ".*"), ("py:.*", r"torch\..*|state_dict")]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have them
+autodoc_mock_imports = ["axolotl", "jax", "lightning", "optax", "timm", "transformers"]  # of aida.integrations
 add_module_names = False
 
 smartquotes_action = "D"  # dashes only
 
 html_theme = "furo"
 html_title = f"Aida {release}"
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 html_copy_source = html_show_sourcelink = html_show_copyright = False
 
 
@@ -68,7 +71,7 @@ def _markdown(cell: dict[str, Any]) -> list[str]:
             pictures.append(f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})")
         else:
             text += "".join(output.get("text") or data["text/plain"])
-    return [f"```python\n{source}\n```", *([f"```\n{text}\n```"] if text else []), *pictures]
+    return [f"```python\n{source}\n```", *([f"```\n{text.rstrip()}\n```"] if text else []), *pictures]
 
 
 def _read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -77,12 +80,16 @@ def _read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
     lines[:] = GoogleDocstring(text, Config(), what="function").lines()
 
 
-def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
-    if docname != root_doc:
-        return
-    for caption, pages in CONTENTS.items():
-        found = [page for page in pages.split() if page in app.env.found_docs]
-        source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", *found, "```", ""])
+def _add_directives(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The contents for the first page, and the modules of aida.integrations for the API reference."""
+    if docname == root_doc:
+        for caption, pages in CONTENTS.items():
+            found = [page for page in pages.split() if page in app.env.found_docs]
+            source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", *found, "```", ""])
+    if docname == "docs/api":
+        for module in pkgutil.iter_modules([str(ROOT / "src/aida/integrations")]):
+            name = f"aida.integrations.{module.name}"
+            source[0] += f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
 
 
 def _link_files(app: Sphinx, doctree: nodes.document) -> None:
@@ -115,6 +122,6 @@ def setup(app: Sphinx) -> None:
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", _read_docstring)
-    app.connect("source-read", _add_contents)
+    app.connect("source-read", _add_directives)
     app.connect("doctree-read", _link_files, priority=100)  # before Sphinx copies downloads to folders of its own
     app.connect("build-finished", _make_index)
