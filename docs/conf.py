@@ -13,6 +13,7 @@ from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 import aida
@@ -113,9 +114,14 @@ def _link_files(app: Sphinx, doctree: nodes.document) -> None:
         node.replace_self(nodes.reference("", "", *node.children, refuri=address))
 
 
-def _make_index(app: Sphinx, exception: Exception | None) -> None:
-    if exception is None:
-        shutil.copy(app.outdir / "README.html", app.outdir / "index.html")
+def _finish(app: Sphinx, exception: Exception | None) -> None:
+    if exception is not None:
+        return
+    shutil.copy(app.outdir / "README.html", app.outdir / "index.html")
+    for page in app.outdir.rglob("*.html"):
+        loaded = r'<(?:img|script|link|iframe)\b[^>]*(?:src|href)="((?:https?:)?//[^"]*)'
+        if match := re.search(loaded, page.read_text(encoding="utf-8")):
+            raise ExtensionError(f"{page} loads {match[1]}; the site must work without a network")
 
 
 def setup(app: Sphinx) -> None:
@@ -124,4 +130,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _read_docstring)
     app.connect("source-read", _add_directives)
     app.connect("doctree-read", _link_files, priority=100)  # before Sphinx copies downloads to folders of its own
-    app.connect("build-finished", _make_index)
+    app.connect("build-finished", _finish)
