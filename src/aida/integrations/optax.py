@@ -10,7 +10,6 @@ products, not ``dot_general``, so that no backend rounds the factors to bf16 or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -67,23 +66,13 @@ def aida(
     Moments are at least float32, also those of bf16 and fp16 parameters. Updates have the dtype of the moments, and
     ``optax.apply_updates`` rounds once. To inject hyper-parameters, pass ``static_args=STATIC_ARGS``.
     """
-    if isinstance(lr, (int, float)):
+    if not callable(lr):
         _check({"lr": lr})
-    return optax.chain(
-        scale_by_aida(
-            betas,
-            eps,
-            weight_decay,
-            projections=projections,
-            xi=xi,
-            decoupled_weight_decay=decoupled_weight_decay,
-            clip_norm=clip_norm,
-            nonfinite=nonfinite,
-            layer_dims=layer_dims,
-            mask=mask,
-        ),
-        optax.scale_by_learning_rate(lr),
-    )
+    direction = scale_by_aida(
+        betas, eps, weight_decay, projections=projections, xi=xi, decoupled_weight_decay=decoupled_weight_decay,
+        clip_norm=clip_norm, nonfinite=nonfinite, layer_dims=layer_dims, mask=mask,
+    )  # fmt: skip
+    return optax.chain(direction, optax.scale_by_learning_rate(lr))
 
 
 def scale_by_aida(
@@ -103,77 +92,82 @@ def scale_by_aida(
 
     Weight decay and clipping are part of it, because a skipped leaf must not decay and must not count in the norm.
     """
-    _check(
-        {
-            "betas": betas, "eps": eps, "weight_decay": weight_decay, "projections": projections, "xi": xi,
-            "clip_norm": clip_norm, "nonfinite": nonfinite, "layer_dims": layer_dims,
-        }
-    )  # fmt: skip
-    if nonfinite == "raise":
-        raise ValueError("nonfinite='raise' is not possible in JAX: a compiled step cannot raise; use 'skip'")
+    values = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "projections": projections, "xi": xi}
+    _check({**values, "clip_norm": clip_norm, "nonfinite": nonfinite, "layer_dims": layer_dims})
     skips, decays = nonfinite == "skip", not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
 
     def init(params: Any) -> ScaleByAidaState:
-        sizes = [_layers(p, layer_dims) for p in _leaves(params)]
-        moment = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_state_dtype(p)), params)
-        counters = jnp.zeros(sum(sizes), jnp.int32)
-        return ScaleByAidaState(counters, counters, moment, jax.tree.map(jnp.zeros_like, moment))
+        shapes = [_counter_shape(p, layer_dims) for p in jax.tree.leaves(params, is_leaf=_is_none)]
+        # no array twice, because jit refuses to donate one buffer twice
+        count, skipped = (jnp.zeros(sum(map(math.prod, shapes)), jnp.int32) for _ in range(2))
+        mu, nu = (jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_state_dtype(p)), params) for _ in range(2))
+        return ScaleByAidaState(count, skipped, mu, nu)
 
     def update(updates: Any, state: ScaleByAidaState, params: Any = None) -> tuple[Any, ScaleByAidaState]:
         if decays and params is None:
             raise ValueError("weight_decay needs the parameters: call update(updates, state, params)")
         grads, tree = jax.tree.flatten(updates, is_leaf=_is_none)
         mus, nus = tree.flatten_up_to(state.mu), tree.flatten_up_to(state.nu)
-        thetas = tree.flatten_up_to(params) if decays else [None] * len(grads)
-        masked = tree.flatten_up_to(_decaying(mask, params)) if decays else [False] * len(grads)
-        counts, skipped = _per_leaf(state.count, mus, layer_dims), _per_leaf(state.skipped, mus, layer_dims)
+        thetas = tree.flatten_up_to(params) if decays else grads
+        chosen = tree.flatten_up_to(_decaying(mask, params)) if decays else [False] * len(grads)
+        counts, skipped = (_per_leaf(counter, mus, layer_dims) for counter in (state.count, state.skipped))
+
         given = [i for i, g in enumerate(grads) if g is not None]  # a leaf without gradient stays as it is
-
-        for i in given:
-            grads[i] = grads[i].astype(mus[i].dtype)
-        usable: dict[int, Any] = {}
+        gs = [grads[i].astype(mus[i].dtype) for i in given]
+        finite: list[Any] = [None] * len(gs)
         if clip_norm is not None:
-            squares = {i: _sum(grads[i], grads[i], layer_dims) for i in given}
-            usable = {i: jnp.isfinite(squares[i]) for i in given}
-            norm = jnp.sqrt(sum(jnp.sum(jnp.where(usable[i] | (not skips), squares[i], 0)) for i in given))
-            clip = jnp.minimum(1, clip_norm / (norm + CLIP_GUARD))
-            for i in given:
-                grads[i] = grads[i] * clip.astype(grads[i].dtype)
+            gs, finite = _clipped(gs, clip_norm, layer_dims, skips)
 
-        for i in given:
-            g, mu, nu = grads[i], mus[i], nus[i]
-            decay = weight_decay * thetas[i].astype(mu.dtype) if masked[i] else 0
+        for i, g, usable in zip(given, gs, finite, strict=True):
+            decay = weight_decay * thetas[i].astype(g.dtype) if chosen[i] else 0
             if not decoupled_weight_decay:
                 g = g + decay
-
-            # reduce
-            m = betas[0] * mu + (1 - betas[0]) * g
-            dot, mm, gg = _sum(m, g, layer_dims), _sum(m, m, layer_dims), _sum(g, g, layer_dims)
-
-            # scalars
-            a, b = residual_coefficients(dot, mm, gg, projections, xi)
-            t = (counts[i] + 1).astype(dot.dtype)
-            stepsize = jnp.sqrt(_bias_correction(betas[1], t)) / _bias_correction(betas[0], t)
-
-            # apply
-            residual = a.astype(m.dtype) * m + b.astype(m.dtype) * g
-            v = betas[1] * nu + (1 - betas[1]) * residual**2 + eps
-            step = stepsize.astype(m.dtype) * m / jnp.sqrt(v)
+            t = (counts[i] + 1).astype(jnp.result_type(float))
+            step, m, v, gg = _step(g, mus[i], nus[i], t, betas, eps, projections, xi, layer_dims)
             if decoupled_weight_decay:
                 step = step + decay
-
-            changes = jnp.ones_like(t, dtype=bool)
+            changes = jnp.ones_like(gg, dtype=bool)
             if skips:
-                finite = usable.get(i, jnp.isfinite(gg) & (gg <= jnp.finfo(mu.dtype).max))
-                changes, skipped[i] = finite, skipped[i] + ~finite
+                changes = jnp.isfinite(gg) & (gg <= jnp.finfo(v.dtype).max) if usable is None else usable
+                skipped[i] = skipped[i] + ~changes
             grads[i], counts[i] = jnp.where(changes, step, 0), counts[i] + changes
-            mus[i], nus[i] = jnp.where(changes, m, mu), jnp.where(changes, v, nu)
+            mus[i], nus[i] = jnp.where(changes, m, mus[i]), jnp.where(changes, v, nus[i])
 
-        return tree.unflatten(grads), ScaleByAidaState(
-            _joined(counts), _joined(skipped), tree.unflatten(mus), tree.unflatten(nus)
-        )
+        moments = tree.unflatten(mus), tree.unflatten(nus)
+        return tree.unflatten(grads), ScaleByAidaState(_joined(counts), _joined(skipped), *moments)
 
     return optax.GradientTransformation(init, update)
+
+
+def _step(
+    g: Any, mu: Any, nu: Any, t: Any, betas: tuple[float, float], eps: Any, projections: int, xi: Any, layer_dims: int
+) -> tuple[Any, Any, Any, Any]:
+    """One leaf's step before the learning rate, its new moments, and the squared norm of its gradient."""
+    beta1, beta2 = betas
+
+    # reduce
+    m = (beta1 * mu + (1 - beta1) * g).astype(mu.dtype)
+    dot, mm, gg = _sum(m, g, layer_dims), _sum(m, m, layer_dims), _sum(g, g, layer_dims)
+
+    # scalars
+    a, b = residual_coefficients(dot, mm, gg, projections, xi)
+    stepsize = jnp.sqrt(_bias_correction(beta2, t)) / _bias_correction(beta1, t)
+
+    # apply
+    a, b, stepsize = (scalar.astype(mu.dtype) for scalar in (a, b, stepsize))
+    v = (beta2 * nu + (1 - beta2) * (a * m + b * g) ** 2 + eps).astype(mu.dtype)
+    return stepsize * m / jnp.sqrt(v), m, v, gg
+
+
+def _clipped(grads: list[Any], clip_norm: Any, layer_dims: int, skips: bool) -> tuple[list[Any], list[Any]]:
+    """The gradients, scaled as ``clip_grad_norm_`` does, and which of their layers are finite."""
+    squares = [_sum(g, g, layer_dims) for g in grads]
+    finite = [jnp.isfinite(square) for square in squares]
+    if skips:  # skipped layers do not count in the norm
+        squares = [jnp.where(ok, square, 0) for ok, square in zip(finite, squares, strict=True)]
+    norm = jnp.sqrt(sum(map(jnp.sum, squares)))
+    scale = jnp.minimum(1, clip_norm / (norm + CLIP_GUARD))
+    return [g * scale.astype(g.dtype) for g in grads], finite
 
 
 def _check(values: dict[str, Any]) -> None:
@@ -184,14 +178,12 @@ def _check(values: dict[str, Any]) -> None:
     usual = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "projections": 2}
     known = {name: value for name, value in values.items() if not isinstance(value, jax.Array)}
     check_group({**OPTIONAL_DEFAULTS, **usual, **known})
+    if known.get("nonfinite") == "raise":
+        raise ValueError("nonfinite='raise' is not possible in JAX: a compiled step cannot raise; use 'skip'")
 
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=_is_none)
 
 
 def _state_dtype(p: Any) -> Any:
@@ -200,25 +192,20 @@ def _state_dtype(p: Any) -> Any:
     return jnp.promote_types(p.dtype, jnp.float32)
 
 
-def _layers(leaf: Any, layer_dims: int) -> int:
-    """The number of layers in a leaf."""
+def _counter_shape(leaf: Any, layer_dims: int) -> tuple[int, ...]:
+    """One number per layer, in a shape that broadcasts with the leaf."""
     if leaf is None:
-        return 0
+        return (0,)
     if leaf.ndim < layer_dims:
         raise ValueError(f"layer_dims={layer_dims}, but a leaf has shape {leaf.shape}; use optax.multi_transform")
-    return math.prod(leaf.shape[:layer_dims])
+    return (*leaf.shape[:layer_dims], *[1] * (leaf.ndim - layer_dims))
 
 
 def _per_leaf(counters: jax.Array, leaves: list[Any], layer_dims: int) -> list[Any]:
-    """The counters of each leaf, in a shape that broadcasts with it."""
-    ends = list(accumulate(_layers(leaf, layer_dims) for leaf in leaves))
-    parts = zip([0, *ends], ends, leaves, strict=False)
-    return [
-        counters[start:end].reshape(() if x is None else x.shape[:layer_dims] + (1,) * (x.ndim - layer_dims))
-        if x is not None
-        else counters[start:end]
-        for start, end, x in parts
-    ]
+    """A vector of counters, cut into those of each leaf."""
+    shapes = [_counter_shape(leaf, layer_dims) for leaf in leaves]
+    parts = jnp.split(counters, list(accumulate(map(math.prod, shapes)))[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
 
 
 def _joined(counters: list[Any]) -> jax.Array:
