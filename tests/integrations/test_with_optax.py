@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integrations
 jax.config.update("jax_num_cpu_devices", 4)  # for sharded arrays; has to precede the first operation
 
 STEPS = 30
-SHAPES: tuple[tuple[int, ...], ...] = ((), (7,), (4097,), (33, 65), (10, 6, 5, 3))
+SHAPES: tuple[tuple[int, ...], ...] = ((), (4097,), (10, 6, 5, 3))
 
 #: What happens to the gradient or the weights before Algorithm 1.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def float64() -> Iterator[None]:
 
 
 def array(tensor: torch.Tensor) -> Any:
-    return jnp.asarray(tensor.double().numpy()).astype(str(tensor.dtype).removeprefix("torch."))
+    return jnp.asarray(tensor.double().numpy(), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def parameters(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[Any]:
@@ -68,7 +68,7 @@ def parameters(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES)
 
 def gradients(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES, steps: int = STEPS) -> list[Any]:
     """For every leaf the gradients of all steps."""
-    return [jnp.stack([array(gradient(shape, t, dtype)) for t in range(steps)]) for shape in shapes]
+    return [array(torch.stack([gradient(shape, t, dtype) for t in range(steps)])) for shape in shapes]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -186,12 +186,12 @@ def test_a_leaf_without_gradient_keeps_its_weights_and_its_count() -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_layer_dims_makes_every_matrix_of_a_stack_a_layer() -> None:
-    (stack,), (grads,) = parameters(torch.float64, ((10, 6, 5, 3),)), gradients(torch.float64, ((10, 6, 5, 3),))
+    (stack,), (grads,) = parameters(torch.float64, ((3, 6, 5),)), gradients(torch.float64, ((3, 6, 5),))
     grads = grads.at[3, 2, 1].set(jnp.nan)  # skips one matrix only
     whole, state = trained(aida(**HYPER, layer_dims=1, clip_norm=0.1), stack, grads)
-    apart, states = trained(aida(**HYPER, clip_norm=0.1), list(stack), [grads[:, i] for i in range(10)])
+    apart, states = trained(aida(**HYPER, clip_norm=0.1), list(stack), [grads[:, i] for i in range(3)])
     assert gap(whole, jnp.stack(apart)) <= 1e-12
-    assert state[0].skipped.tolist() == states[0].skipped.tolist() == [0, 0, 1, *[0] * 7]
+    assert state[0].skipped.tolist() == states[0].skipped.tolist() == [0, 0, 1]
 
 
 def test_weight_decay_applies_where_the_mask_is_true() -> None:
@@ -237,12 +237,12 @@ def test_what_cannot_be_injected_is_refused_with_the_way_out(name: str) -> None:
 @pytest.mark.usefixtures("float64")
 def test_a_schedule_is_the_learning_rate_of_each_step() -> None:
     params, grads = parameters(torch.float64, ((7,),)), gradients(torch.float64, ((7,),))
-    schedule = optax.linear_schedule(1e-2, 0.0, STEPS)
-    scheduled, _ = trained(aida(**{**HYPER, "lr": schedule}), params, grads)
-    (layer,) = (Watched(np.array(params[0]), **HYPER),)
-    for t in range(STEPS):
-        layer.lr = float(schedule(t))
-        layer.step(np.array(grads[0][t]))
+    rates = np.linspace(1e-2, 0, STEPS)
+    scheduled, _ = trained(aida(**{**HYPER, "lr": jnp.asarray(rates).__getitem__}), params, grads)
+    layer = Watched(np.array(params[0]), **HYPER)
+    for rate, g in zip(rates, np.array(grads[0]), strict=True):
+        layer.lr = float(rate)
+        layer.step(g)
     assert gap(scheduled[0], layer.theta) <= 1e-12
 
 
@@ -261,7 +261,7 @@ def test_the_state_can_be_donated_and_gets_the_sharding_of_its_parameters() -> N
 def test_arrays_sharded_by_rows_end_like_whole_ones_with_one_all_reduce_for_all_leaves(
     values: dict[str, Any], all_reduces: int
 ) -> None:
-    shapes, optimizer = ((8, 5), (12, 7), (4,)), aida(**HYPER, **values)
+    shapes, optimizer = ((8, 5), (12,)), aida(**HYPER, **values)
     params, grads = parameters(torch.float64, shapes), gradients(torch.float64, shapes)
     mesh = jax.make_mesh((4,), ("rows",))
     rows, rows_of_each_step = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("rows",), (None, "rows")))
@@ -269,12 +269,12 @@ def test_arrays_sharded_by_rows_end_like_whole_ones_with_one_all_reduce_for_all_
     state = optimizer.init(parts)
     assert all(leaf.sharding == rows for leaf in (*state[0].mu, *state[0].nu))
 
-    whole, sharded = trained(optimizer, params, grads), scanned(optimizer, parts, state, part_grads)
-    assert gap(sharded, whole) <= 1e-12
+    program = scanned.lower(optimizer, parts, state, part_grads).compile()
+    exchanges = r"\b(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    assert re.findall(exchanges, program.as_text()) == ["all-reduce"] * all_reduces
+    sharded = program(parts, state, part_grads)
     assert all(not leaf.sharding.is_fully_replicated for leaf in sharded[0])
-    code = jax.jit(optimizer.update).lower([g[0] for g in part_grads], state, parts).compile().as_text()
-    found = re.findall(r"\b(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", code)
-    assert found == ["all-reduce"] * all_reduces
+    assert gap(sharded, trained(optimizer, params, grads)) <= 1e-12
 
 
 # -- refusals and the documents ----------------------------------------------------------------------
