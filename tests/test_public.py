@@ -19,6 +19,7 @@ import aida
 #: Modules for users and readers. All others are underscored or in an underscored package.
 PUBLIC = {
     "aida", "aida.rule", "aida.optimizer", "aida.readings", "aida.catalog",
+    "aida.integrations", "aida.integrations.optax",
     *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".explanation", ".plots", ".drawing")),
 }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Aida in other libraries. Import a module by name; each needs its library."""
