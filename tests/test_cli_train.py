@@ -55,7 +55,7 @@ def test_experiments_are_listed_with_their_data_epochs_and_metric():
     for each in experiments().values():
         assert each.name in found.output
         assert str(each.epochs) in found.output
-    assert "digits (in the package)" in found.output
+    assert "digits (in scikit-learn)" in found.output
     assert "cifar10 (missing: aida data get cifar10)" in found.output
 
 

@@ -209,9 +209,9 @@ def _data_in_words(name: str, root: Path | None) -> str:
 
     wanted = find(name)
     if wanted.embedded:
-        return "in the package"
+        return f"in {wanted.part_of}"
     try:
         require(wanted, root)
     except DataError:
-        return f"missing: aida data get {name}" if wanted.mirrors else f"missing: aida data import {name} PATH"
+        return "missing: " + (f"aida data get {name}" if wanted.can_be_downloaded else f"aida data import {name} PATH")
     return "there"

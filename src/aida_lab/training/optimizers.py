@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
+from aida_lab.experiments import find_experiment
 from aida_lab.external import import_optimizer
 from aida_lab.spec import RunSpec
 
@@ -47,7 +48,12 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if matrices_only else kind
-    optimizer = make(params, **hyper)
+    if hyper.get("weight_decay") and not matrices_only and find_experiment(spec.experiment).decays_matrices_only:
+        params = list(params)
+        matrices, rest = [p for p in params if p.ndim >= 2], [p for p in params if p.ndim < 2]
+        optimizer = make([{"params": matrices}, {"params": rest, "weight_decay": 0.0}], **hyper)
+    else:
+        optimizer = make(params, **hyper)
     if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
         # A dozen passes over memory become one; the other optimizers have their own kernels. A step has no loops to
         # reorder, and torch 2.11 fails to reorder them if tensors are updated together.
