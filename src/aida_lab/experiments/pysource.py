@@ -10,11 +10,11 @@ from aida_lab.task import Task, TaskContext
 STEPS = 100
 
 _NOTES = (
-    "Our own task: 1,500 steps of 32 x 512 tokens, three quarters of a pass over the text. Linear warm-up over 100 steps, cosine "
-    "to a tenth, gradients clipped to norm 1, decoupled weight decay of 0.1 on matrices and embeddings. An epoch is "
-    "100 steps. bits_per_byte compares models with other vocabularies. The variant 'tiny' is a model of 135,000 "
-    "parameters on the bytes of Python's standard library, for tests and first trials on a CPU: it needs no download, "
-    "but its text, and so its numbers, differ between Python versions."
+    "Our own task: 1,500 steps of 32 x 512 tokens, three quarters of a pass over the text. Linear warm-up over 100 "
+    "steps, cosine to a tenth, gradients clipped to norm 1, decoupled weight decay of 0.1 on matrices and embeddings. "
+    "An epoch is 100 steps. bits_per_byte compares models with other vocabularies. The variant 'tiny' is a model of "
+    "135,000 parameters on the bytes of Python's standard library, for tests and first trials on a CPU: it needs no "
+    "download, but its text, and so its numbers, differ between Python versions."
 )
 
 _ADAPTIVE = {"betas": (0.9, 0.95), "weight_decay": 0.1}
