@@ -1,4 +1,4 @@
-"""accelerate: what it prepares trains as by hand, also under FSDP2, where it swaps the optimizer's parameters."""
+"""accelerate: what it prepares trains, resumes and is measured as by hand; under FSDP2 it swaps parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import documented
 import tiny
-from aida import Aida
+from aida import Aida, StepsizeProbe, explain
 from processes import together
 
 pytest.importorskip("accelerate")
@@ -19,7 +20,10 @@ pytestmark = pytest.mark.integrations
 
 
 def by_accelerate(accelerator: Any, optimizer: Aida, model: nn.Module, *, clip: float | None = None) -> list[Tensor]:
-    model, prepared = accelerator.prepare(model, optimizer)
+    return train_prepared(accelerator, *accelerator.prepare(model, optimizer), clip=clip)
+
+
+def train_prepared(accelerator: Any, model: nn.Module, prepared: Any, clip: float | None = None) -> list[Tensor]:
     x, y = tiny.data()
     for _ in range(tiny.STEPS):
         with accelerator.autocast():
@@ -46,7 +50,32 @@ def plainly(precision: str, clip: float | None) -> list[Tensor]:
     return by_accelerate(fresh(mixed_precision=precision), Aida(model.parameters(), lr=tiny.LR), model, clip=clip)
 
 
-def under_fsdp2(lean_loading: bool, flags: dict[str, Any]) -> list[Tensor]:
+def saved(folder: str, stop: bool) -> list[Tensor]:
+    """Train twice, with or without saving, ending and loading in between."""
+    model = tiny.net()
+    accelerator = fresh()
+    prepared = accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
+    train_prepared(accelerator, *prepared)
+    if stop:
+        accelerator.save_state(folder)
+        model = tiny.net()
+        accelerator = fresh()
+        prepared = accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
+        accelerator.load_state(folder)
+    return train_prepared(accelerator, *prepared)
+
+
+def measured_under_fsdp2() -> list[tuple[int, str, int, float]]:
+    accelerator = fsdp2(False)
+    model = tiny.net()
+    model, prepared = accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
+    with StepsizeProbe(prepared, model.named_parameters(), every=2) as probe:
+        train_prepared(accelerator, model, prepared)
+    assert probe.last is not None
+    return [(record.step, record.layer, record.elements, record.mean) for record in probe.last.layers]
+
+
+def fsdp2(lean_loading: bool) -> Any:
     """accelerate knows FSDP2 on accelerators only; its code runs on a CPU once it believes in one."""
     from accelerate import FullyShardedDataParallelPlugin
     from accelerate.utils import DistributedType
@@ -54,8 +83,12 @@ def under_fsdp2(lean_loading: bool, flags: dict[str, Any]) -> list[Tensor]:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=lean_loading)
     accelerator = fresh(fsdp_plugin=plugin)
     accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+    return accelerator
+
+
+def under_fsdp2(lean_loading: bool, flags: dict[str, Any]) -> list[Tensor]:
     model = tiny.net()
-    sharded = by_accelerate(accelerator, Aida(model.parameters(), lr=tiny.LR, **flags), model)
+    sharded = by_accelerate(fsdp2(lean_loading), Aida(model.parameters(), lr=tiny.LR, **flags), model)
     return [p.full_tensor() for p in sharded]  # type: ignore[attr-defined]
 
 
@@ -71,6 +104,12 @@ def trained() -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def sharded() -> list[tuple[Any, ...]]:
     return together(*(partial(under_fsdp2, lean, flags) for lean in (False, True) for flags in PATHS))
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    folder = str(tmp_path_factory.mktemp("state"))
+    return together(partial(saved, folder, False), partial(saved, folder, True), measured_under_fsdp2)
 
 
 @pytest.mark.parametrize("case", range(len(PLAIN)), ids=map(str, PLAIN))
@@ -93,3 +132,37 @@ def test_fsdp2_trains_as_by_hand_on_every_path(sharded: list[tuple[Any, ...]], c
 
     for weights in sharded[case]:
         assert tiny.gap(weights, by_hand) < 1e-6
+
+
+def test_a_run_resumed_from_save_state_ends_with_the_same_bits(more: list[tuple[Any, ...]]) -> None:
+    for whole, resumed in zip(more[0], more[1], strict=True):
+        assert tiny.gap(resumed, whole) == 0
+
+
+def test_under_fsdp2_every_rank_measures_its_shards(more: list[tuple[Any, ...]]) -> None:
+    elements: dict[str, int] = {}
+    for records in more[2]:
+        for step, layer, size, mean in records:
+            assert step == tiny.STEPS
+            assert 0 < mean < 1e4
+            elements[layer] = elements.get(layer, 0) + size
+    assert elements == {name: p.numel() for name, p in tiny.net().named_parameters()}
+
+
+def test_the_probe_and_explain_look_inside_a_prepared_optimizer() -> None:
+    model = tiny.net()
+    model, prepared = fresh().prepare(model, Aida(model.parameters(), lr=tiny.LR))
+    with StepsizeProbe(prepared, model.named_parameters(), every=1) as probe:
+        tiny.train(model, [prepared.optimizer])
+    assert probe.last is not None
+    assert len(probe.last.layers) == 4
+    assert explain(prepared) == explain(prepared.optimizer)
+
+
+def test_the_example_of_the_documents_runs() -> None:
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    names = documented.run("Accelerate", folder="unused")
+    assert names["losses"][-1] < names["losses"][0]
+    assert names["probe"].last.across.step == 40
