@@ -55,7 +55,8 @@ def scalars(record: Record, values: Sequence[str] = (*VALUES, "quantiles")) -> d
         values (sequence of str, default: all): the fields of a layer's record to include.
     """
     if isinstance(record, AcrossLayers):
-        found: dict[str, float | None] = {"spread": record.spread, "at_bound": record.at_bound}
+        # not "at_bound": MLflow's file store cannot have a metric beside others whose names begin with it and a slash
+        found: dict[str, float | None] = {"spread": record.spread, "overall_at_bound": record.at_bound}
     else:
         found = {f"{name}/{record.layer}": getattr(record, name) for name in values if name != "quantiles"}
         if "quantiles" in values:
