@@ -20,7 +20,7 @@ test: $(INSTALLED)
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
 
-# Tests with Lightning, transformers, accelerate, DeepSpeed and torchao, in the same environment.
+# Tests with Lightning, transformers, accelerate, DeepSpeed, torchao and timm, in the same environment.
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 
@@ -30,6 +30,7 @@ test-sharding: $(INSTALLED)
 
 $(VENV)/.integrations: $(INSTALLED)
 	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'
+	$(PIP) install --quiet --no-deps 'timm>=1.0.31' # it requires torchvision, which has no build for CPUs in the index
 	touch $@
 
 # Builds the C kernel with AddressSanitizer, which ends the process at the first bad access, and runs its tests.

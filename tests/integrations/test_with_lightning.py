@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aida import AcrossLayers, Aida, StepsizeProbe
 lightning = pytest.importorskip("lightning")
 MixedPrecision = pytest.importorskip("lightning.pytorch.plugins.precision").MixedPrecision
 
-StepsizeMonitor = pytest.importorskip("aida.integrations.lightning").StepsizeMonitor
+StepsizeMonitor = import_module("aida.integrations.lightning").StepsizeMonitor
 
 pytestmark = [
     pytest.mark.integrations,

@@ -1,4 +1,4 @@
-"""Stepsizes in Weights & Biases and MLflow, with the real libraries, offline."""
+"""Stepsizes in experiment trackers, with the real libraries, offline."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import documented
 from aida import Aida, StepsizeProbe, sink
 from aida.stepsizes import MLflow, Record, Wandb, scalars
 
@@ -136,3 +137,12 @@ def test_mlflow_gets_every_number_at_its_step(mlflow: Any, given: str) -> None:
     for step, numbers in expected.items():
         assert found[step] == pytest.approx({k.replace("[", ".").replace("]", ""): v for k, v in numbers.items()})
     assert "stepsizes/mean/experts.1" in found[2]
+
+
+def test_the_example_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    documented.run("Experiment trackers")
+    board = events.EventAccumulator(str(tmp_path / "run" / "board")).Reload()
+    assert [event.step for event in board.Scalars("stepsizes/spread")] == [10, 20, 30, 40, 50]
+    assert len((tmp_path / "run" / "stepsizes.csv").read_text().splitlines()) == 1 + 5 * 3
