@@ -21,7 +21,7 @@ PUBLIC = {
     "aida", "aida.rule", "aida.optimizer", "aida.readings", "aida.catalog",
     *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".trackers", ".explanation", ".plots")),
     "aida.stepsizes.drawing",
-    *(f"aida.integrations{name}" for name in ("", ".axolotl", ".lightning", ".timm", ".transformers")),
+    *(f"aida.integrations{name}" for name in ("", ".axolotl", ".lightning", ".timm", ".torchtitan", ".transformers")),
 }  # fmt: skip
 
 #: Packages that are listed as a whole: the paths of an update and the rivals, to be read, not imported.

@@ -22,10 +22,12 @@ SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 
 def container(model: torch.nn.Module) -> Any:
     """What torchtitan's trainer builds from its configuration."""
-    (snippet,) = re.findall(r"```python\n(from dataclasses.*?torchtitan.*?)```", SCALING.read_text(), flags=re.DOTALL)
+    (snippet,) = re.findall(r"```python\n(from aida.integrations.*?)```", SCALING.read_text(), flags=re.DOTALL)
+    printed, ours = "lr=3e-4, eps=1e-12, clip_norm=1.0", f"lr={tiny.LR}, clip_norm=0.3"
+    assert printed in snippet
     names: dict[str, Any] = {"__name__": "snippet"}
-    exec(compile(snippet, "docs/scaling.md", "exec"), names)
-    return names["aida"](lr=tiny.LR, clip_norm=0.3).build(model_parts=[model])
+    exec(compile(snippet.replace(printed, ours), "docs/scaling.md", "exec"), names)
+    return names["optimizer"].build(model_parts=[model])
 
 
 def by_hand(steps: int = 2 * tiny.STEPS) -> list[Tensor]:
