@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -50,19 +52,29 @@ def plainly(precision: str, clip: float | None) -> list[Tensor]:
     return by_accelerate(fresh(mixed_precision=precision), Aida(model.parameters(), lr=tiny.LR), model, clip=clip)
 
 
-def saved(folder: str, stop: bool) -> list[Tensor]:
+def saved(folder: str, stop: bool, sharded: bool = False) -> list[Tensor]:
     """Train twice, with or without saving, ending and loading in between."""
-    model = tiny.net()
-    accelerator = fresh()
-    prepared = accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
-    train_prepared(accelerator, *prepared)
-    if stop:
-        accelerator.save_state(folder)
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    # prepare() makes the kind of the process's state that of a CPU again
+    fsdp = patch.object(Accelerator, "distributed_type", DistributedType.FSDP) if sharded else nullcontext()
+
+    def start() -> tuple[Any, Any, Any]:
+        accelerator = fsdp2(False) if sharded else fresh()
         model = tiny.net()
-        accelerator = fresh()
-        prepared = accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
-        accelerator.load_state(folder)
-    return train_prepared(accelerator, *prepared)
+        return accelerator, *accelerator.prepare(model, Aida(model.parameters(), lr=tiny.LR))
+
+    prepared = start()
+    train_prepared(*prepared, clip=0.3)
+    if stop:
+        with fsdp:
+            prepared[0].save_state(folder)
+        prepared = start()
+        with fsdp:
+            prepared[0].load_state(folder)
+    weights = train_prepared(*prepared, clip=0.3)
+    return [p.full_tensor() for p in weights] if sharded else weights  # type: ignore[attr-defined]
 
 
 def measured_under_fsdp2() -> list[tuple[int, str, int, float]]:
@@ -109,7 +121,8 @@ def sharded() -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
     folder = str(tmp_path_factory.mktemp("state"))
-    return together(partial(saved, folder, False), partial(saved, folder, True), measured_under_fsdp2)
+    runs = [partial(saved, f"{folder}/{sharded}", stop, sharded) for sharded in (False, True) for stop in (False, True)]
+    return together(measured_under_fsdp2, *runs)
 
 
 @pytest.mark.parametrize("case", range(len(PLAIN)), ids=map(str, PLAIN))
@@ -134,14 +147,21 @@ def test_fsdp2_trains_as_by_hand_on_every_path(sharded: list[tuple[Any, ...]], c
         assert tiny.gap(weights, by_hand) < 1e-6
 
 
-def test_a_run_resumed_from_save_state_ends_with_the_same_bits(more: list[tuple[Any, ...]]) -> None:
-    for whole, resumed in zip(more[0], more[1], strict=True):
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "fsdp2"])
+def test_a_run_resumed_from_save_state_ends_with_the_same_bits(more: list[tuple[Any, ...]], sharded: bool) -> None:
+    model = tiny.net()
+    optimizer = Aida(model.parameters(), lr=tiny.LR)
+    for _ in range(2):
+        by_hand = tiny.train(model, [optimizer], clip=0.3)
+    _, *runs = more
+    for whole, resumed in zip(*runs[2 * sharded :][:2], strict=True):
+        assert tiny.gap(whole, by_hand) < 1e-6
         assert tiny.gap(resumed, whole) == 0
 
 
 def test_under_fsdp2_every_rank_measures_its_shards(more: list[tuple[Any, ...]]) -> None:
     elements: dict[str, int] = {}
-    for records in more[2]:
+    for records in more[0]:
         for step, layer, size, mean in records:
             assert step == tiny.STEPS
             assert 0 < mean < 1e4
