@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,23 @@ def test_the_filter_of_weight_decay_leaves_biases_out_and_decay_is_decoupled() -
     weights = tiny.train(model, [optimizer])
     own = Aida(by_hand.parameters(), lr=tiny.LR, eps=1e-12, betas=(0.8, 0.99))
     assert tiny.gap(weights, tiny.train(by_hand, [own], decay=DECAY)) < 1e-6
+
+
+def test_the_options_of_timms_training_script_reach_aida() -> None:
+    from timm.optim import create_optimizer
+
+    options = {
+        "opt": "aida",
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "momentum": 0.9,
+        "opt_eps": 1e-12,
+        "opt_betas": [0.8, 0.99],
+    }
+    optimizer = create_optimizer(SimpleNamespace(**options), vit())
+    assert isinstance(optimizer, Aida)
+    for group, decay in zip(optimizer.param_groups, (0.0, 0.05), strict=True):
+        assert (group["eps"], tuple(group["betas"]), group["weight_decay"]) == (1e-12, (0.8, 0.99), decay)
 
 
 def test_layer_decay_scales_the_lr_of_every_layer_by_timms_schedulers() -> None:
