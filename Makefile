@@ -20,7 +20,7 @@ test: $(INSTALLED)
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -k interpreted
 
-# Tests with Lightning, transformers, accelerate, DeepSpeed, torchao and timm, in the same environment.
+# Tests with the libraries people train with and with JAX, in the same environment.
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 

@@ -149,6 +149,7 @@ def main() -> None:
     say(
         f"one process: loss {alone:.4f}, difference {abs(alone - straight):.1e}; largest of a weight {max(weights):.1e}"
     )
+    dist.barrier()  # gloo may abort a process whose peer has exited
     dist.destroy_process_group()
 
 

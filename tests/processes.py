@@ -1,4 +1,4 @@
-"""Several processes on this machine that talk over gloo, each running functions of a test module."""
+"""Several processes on this machine that talk over gloo or NCCL, each running functions of a test module."""
 
 from __future__ import annotations
 
@@ -34,11 +34,17 @@ class Refused:
     words: str
 
 
-def together(*works: Callable[[], Any], ranks: int = 2, limit: float = LIMIT) -> list[tuple[Any, ...]]:
+def together(
+    *works: Callable[[], Any], ranks: int = 2, limit: float = LIMIT, device: str = "cpu", backend: str = "gloo"
+) -> list[tuple[Any, ...]]:
     """For each function what it returned in each process, or :class:`Refused`; a process that dies fails the test."""
+    # CUDA does not work in a process that was forked from one in which CUDA was queried, as an import may do
+    method = "forkserver" if device == "cpu" else "spawn"
     multiprocessing.set_forkserver_preload(list(PRELOAD))
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.start_processes(_one, (works, ranks, folder), nprocs=ranks, join=False, start_method="forkserver")
+        context = mp.start_processes(
+            _one, (works, ranks, folder, device, backend), nprocs=ranks, join=False, start_method=method
+        )
         end = time.monotonic() + limit
         try:
             while not context.join(timeout=1.0):
@@ -51,11 +57,13 @@ def together(*works: Callable[[], Any], ranks: int = 2, limit: float = LIMIT) ->
         )
 
 
-def _one(rank: int, works: Sequence[Callable[[], Any]], ranks: int, folder: str) -> None:
+def _one(rank: int, works: Sequence[Callable[[], Any]], ranks: int, folder: str, device: str, backend: str) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":  # ranks may share a GPU; torch would choose the device by LOCAL_RANK
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "DS_ACCELERATOR": "cpu"}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.save([_outcome(work) for work in works], Path(folder, str(rank)))
     while not all(Path(folder, str(other)).exists() for other in range(ranks)):
         time.sleep(0.05)  # gloo may abort a process whose peer has exited

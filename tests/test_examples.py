@@ -163,7 +163,13 @@ def test_neither_accumulating_nor_clipping_inside_the_step_changes_what_is_learn
 @pytest.mark.skipif(CUDA, reason="needs a GPU per process")
 def test_sharded_training_resumes_exactly_and_equals_one_process(tmp_path: Path) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    output = run("fsdp2.py", tmp_path, *launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    try:
+        output = run("fsdp2.py", tmp_path, *launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    except AssertionError as error:
+        # seen in 2 of 50 runs on a busy machine: torch aborts a process that has printed everything and is exiting
+        if "terminate called without an active exception" not in str(error):
+            raise
+        output = run("fsdp2.py", tmp_path, *launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     resumed, alone, weight = (float(number) for number in re.findall(r"[\d.]+e[+-]\d+", output))
     assert len(losses) == 3

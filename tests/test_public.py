@@ -20,8 +20,8 @@ import aida
 PUBLIC = {
     "aida", "aida.rule", "aida.optimizer", "aida.readings", "aida.catalog",
     *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".trackers", ".explanation", ".plots")),
-    "aida.stepsizes.drawing",
-    *(f"aida.integrations{name}" for name in ("", ".axolotl", ".lightning", ".timm", ".torchtitan", ".transformers")),
+    "aida.stepsizes.drawing", "aida.integrations", "aida.integrations.optax",
+    *(f"aida.integrations.{name}" for name in ("axolotl", "lightning", "timm", "torchtitan", "transformers")),
 }  # fmt: skip
 
 #: Packages that are listed as a whole: the paths of an update and the rivals, to be read, not imported.

@@ -29,16 +29,16 @@ class Layout:
     def ranks(self) -> int:
         return prod(self.sizes)
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        return submesh(self.sizes, self.dims)
+    def mesh(self, device: str = "cpu") -> DeviceMesh:
+        return submesh(device, self.sizes, self.dims)
 
     @property
     def is_last_replica(self) -> bool:
         """Whether this rank holds the last replica of its shard."""
-        coordinate = self.mesh.get_coordinate()
+        mesh = self.mesh()
+        coordinate = mesh.get_coordinate()
         assert coordinate is not None
-        at = zip(coordinate, self.mesh.shape, self.placements, strict=True)
+        at = zip(coordinate, mesh.shape, self.placements, strict=True)
         return all(i == size - 1 for i, size, placement in at if placement.is_replicate())
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -46,11 +46,11 @@ class Layout:
 
     def lay(self, whole: Tensor) -> DTensor:
         """This rank's part, as a DTensor, without communication."""
-        return distribute_tensor(whole.clone(), self.mesh, self.placements, src_data_rank=None)
+        return distribute_tensor(whole.clone(), self.mesh(whole.device.type), self.placements, src_data_rank=None)
 
     def lay_as(self, kind: str, whole: Tensor) -> DTensor:
         """A gradient with the values of ``whole`` that is laid out in another way than its parameter."""
-        mesh = self.mesh
+        mesh = self.mesh(whole.device.type)
         if kind == "fitting":
             return self.lay(whole)
         everywhere = DTensor.from_local(whole.clone(), mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -63,10 +63,10 @@ class Layout:
 
 
 @lru_cache
-def submesh(sizes: tuple[int, ...], dims: tuple[str, ...]) -> DeviceMesh:
+def submesh(device: str, sizes: tuple[int, ...], dims: tuple[str, ...]) -> DeviceMesh:
     if not dims:
-        return init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[: len(sizes)])
-    return submesh(sizes, ())[dims]
+        return init_device_mesh(device, sizes, mesh_dim_names=NAMES[: len(sizes)])
+    return submesh(device, sizes, ())[dims]
 
 
 def _layouts() -> tuple[Layout, ...]:

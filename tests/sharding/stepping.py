@@ -36,6 +36,8 @@ class Case:
     nonfinite: str = "skip"
     grads: str = "fitting"  #: how gradients are laid out: Layout.lay_as
     missing: bool = False  #: whether the last parameter has no gradient
+    device: str = "cpu"
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
 
     def __str__(self) -> str:
         words = [self.path, self.dtype, f"K={self.projections}", self.grads]
@@ -133,12 +135,12 @@ class Whole:
 @cache
 def one_process(case: Case, shapes: tuple[tuple[int, ...], ...]) -> Whole:
     dtype = DTYPES[case.dtype]
-    params = [nn.Parameter(t.clone()) for t in values_of(shapes, dtype)]
+    params = [nn.Parameter(t.to(case.device, copy=True)) for t in values_of(shapes, dtype)]
     optimizer = case.optimizer(params)
 
     def set_gradients(step: int) -> None:
         for i, p in enumerate(params):
-            grad = gradient(tuple(p.shape), dtype, step, i)
+            grad = gradient(tuple(p.shape), dtype, step, i).to(case.device)
             bad = case.bad and step == BAD_STEP and i == 0
             p.grad = None if case.missing and i == len(params) - 1 else case.poison(grad) if bad else grad.clone()
 
@@ -166,17 +168,17 @@ def sharded_gap(case: Case, layouts: Sequence[Layout | None]) -> float:
     None is a plain tensor.
     """
     dtype = DTYPES[case.dtype]
-    pairs = [(shape, layouts[i % len(layouts)]) for i, shape in enumerate(SHAPES)]
+    pairs = [(shape, layouts[i % len(layouts)]) for i, shape in enumerate(case.shapes)]
     shapes = tuple(shape for shape, layout in pairs if layout is None or layout.fits(shape))
     places = [layout for shape, layout in pairs if layout is None or layout.fits(shape)]
     whole = one_process(case.whole, shapes)
-    start = values_of(shapes, dtype)
+    start = [t.to(case.device) for t in values_of(shapes, dtype)]
     params = [nn.Parameter(t.clone() if at is None else at.lay(t)) for t, at in zip(start, places, strict=True)]
     optimizer = case.optimizer(params)
 
     def set_gradients(step: int) -> None:
         for i, (p, layout) in enumerate(zip(params, places, strict=True)):
-            grad = gradient(tuple(p.shape), dtype, step, i)
+            grad = gradient(tuple(p.shape), dtype, step, i).to(case.device)
             here = case.bad in ("shard", "inf") or layout is None or layout.is_last_replica
             if case.bad and step == BAD_STEP and i == 0 and here:
                 grad = case.poison(grad)

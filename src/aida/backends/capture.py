@@ -16,6 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NO_EAGER_STEP = (
+    "a CUDA graph of Aida's step can be captured only after an eager step with the same parameters and groups, which "
+    "creates state and tables: take a step or two before capturing, on a side stream as in torch's notes on CUDA graphs"
+)
+
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 

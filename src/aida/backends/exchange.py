@@ -17,6 +17,7 @@ from aida._step.hyper import Hyper
 from aida._step.layers import Layers
 from aida._step.sharding import Span, process_group
 from aida.backends import Batch, Reduced
+from aida.backends.capture import NO_EAGER_STEP
 from aida.backends.columns import PRODUCT_COLUMNS
 
 GG = PRODUCT_COLUMNS.index("gg")
@@ -57,6 +58,8 @@ class Exchange:
 
     def close(self) -> None:
         """Call after the last reservation."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(NO_EAGER_STEP)  # the copies to the device below synchronize
         self._buffer = torch.zeros(len(self._slots) + 1, len(PRODUCT_COLUMNS), dtype=torch.float64, device=self._device)
         # rule.is_usable: without clipping the squares must fit into the second moment
         wide = torch.float64

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aida._step.hyper import Hyper
 from aida.backends import Batch
-from aida.backends.capture import beside_capture, send_during_capture
+from aida.backends.capture import NO_EAGER_STEP, beside_capture, send_during_capture
 from aida.backends.device_tables import (
     CaptureTables,
     Tables,
@@ -164,11 +164,7 @@ class Triton:
             with beside_capture(self._captured[-1][1].streams) as stream:
                 reserved = make_capture_tables(batch, self._pool[0]) if stream is not None else None
         if reserved is None or reserved.tables.counts != batch.counts():
-            raise RuntimeError(
-                "a CUDA graph of Aida's step can be captured only after an eager step with the same parameters and "
-                "groups, which creates state and tables: take a step or two before capturing, on a side stream as "
-                "in torch's notes on CUDA graphs"
-            )
+            raise RuntimeError(NO_EAGER_STEP)
         return reserved
 
     def _send(self, words: array[int], buffer: Tensor, reserved: CaptureTables | None) -> None:

@@ -1,5 +1,5 @@
-"""Aida inside training libraries: one module per library, each imported only on request.
+"""Aida in other libraries: one module per library, each imported only on request.
 
-``aida.integrations.transformers``, ``.lightning``, ``.timm``, ``.torchtitan`` and ``.axolotl`` need the library of
-their name. docs/integrations.md has an example for each. Other libraries take :class:`aida.Aida` as any optimizer.
+``aida.integrations.transformers``, ``.lightning``, ``.timm``, ``.torchtitan``, ``.axolotl`` and ``.optax`` (JAX) need
+the library of their name. docs/integrations.md has an example for each. Others take :class:`aida.Aida` as it is.
 """
