@@ -109,20 +109,15 @@ PATHS: list[dict[str, Any]] = [{}, {"fused": True}, {"foreach": True}, {"foreach
 
 
 @pytest.fixture(scope="module")
-def trained() -> list[tuple[Any, ...]]:
-    return together(*(partial(plainly, *case) for case in PLAIN))
-
-
-@pytest.fixture(scope="module")
 def sharded() -> list[tuple[Any, ...]]:
     return together(*(partial(under_fsdp2, lean, flags) for lean in (False, True) for flags in PATHS))
 
 
 @pytest.fixture(scope="module")
-def more(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
     folder = str(tmp_path_factory.mktemp("state"))
     runs = [partial(saved, f"{folder}/{sharded}", stop, sharded) for sharded in (False, True) for stop in (False, True)]
-    return together(measured_under_fsdp2, *runs)
+    return together(*(partial(plainly, *case) for case in PLAIN), measured_under_fsdp2, *runs)
 
 
 @pytest.mark.parametrize("case", range(len(PLAIN)), ids=map(str, PLAIN))
@@ -148,20 +143,20 @@ def test_fsdp2_trains_as_by_hand_on_every_path(sharded: list[tuple[Any, ...]], c
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["plain", "fsdp2"])
-def test_a_run_resumed_from_save_state_ends_with_the_same_bits(more: list[tuple[Any, ...]], sharded: bool) -> None:
+def test_a_run_resumed_from_save_state_ends_with_the_same_bits(trained: list[tuple[Any, ...]], sharded: bool) -> None:
     model = tiny.net()
     optimizer = Aida(model.parameters(), lr=tiny.LR)
     for _ in range(2):
         by_hand = tiny.train(model, [optimizer], clip=0.3)
-    _, *runs = more
+    runs = trained[len(PLAIN) + 1 :]
     for whole, resumed in zip(*runs[2 * sharded :][:2], strict=True):
         assert tiny.gap(whole, by_hand) < 1e-6
         assert tiny.gap(resumed, whole) == 0
 
 
-def test_under_fsdp2_every_rank_measures_its_shards(more: list[tuple[Any, ...]]) -> None:
+def test_under_fsdp2_every_rank_measures_its_shards(trained: list[tuple[Any, ...]]) -> None:
     elements: dict[str, int] = {}
-    for records in more[0]:
+    for records in trained[len(PLAIN)]:
         for step, layer, size, mean in records:
             assert step == tiny.STEPS
             assert 0 < mean < 1e4
