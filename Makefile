@@ -30,6 +30,7 @@ test-sharding: $(INSTALLED)
 
 $(VENV)/.integrations: $(INSTALLED)
 	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'
+	$(PIP) install --quiet --no-deps 'timm>=1.0.31' # it requires torchvision, which has no build for CPUs in the index
 	touch $@
 
 # Builds the C kernel with AddressSanitizer, which ends the process at the first bad access, and runs its tests.
