@@ -76,9 +76,9 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-def any_rank(condition: bool, device: torch.device) -> bool:
-    """Whether the condition holds on at least one rank."""
-    return bool(total(torch.tensor(float(condition), device=device))) if _together() else condition
+def any_rank(*conditions: bool, device: torch.device) -> tuple[bool, ...]:
+    """For each condition, whether it holds on at least one rank."""
+    return tuple(total(torch.tensor(conditions, device=device).int()).bool().tolist()) if _together() else conditions
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

@@ -79,6 +79,13 @@ def train(
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            help="fsdp: the processes that torchrun starts train each run together, and each holds a part of the model "
+            "and of the optimizer's state (FSDP2)."
+        ),
+    ] = None,
     log: Annotated[str | None, typer.Option(help="tensorboard: also write event files into each run's folder.")] = None,
     *,
     options: RunOptions,
@@ -94,8 +101,10 @@ def train(
 
     chosen = choices.chosen_experiment(experiment, "train")
     jobs, out = options.jobs, options.out
-    if jobs > 1 and "WORLD_SIZE" in os.environ:
+    if jobs > 1 and (shard or "WORLD_SIZE" in os.environ):
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
+    if shard not in (None, "fsdp"):
+        fail(f"--shard {shard!r} is not known; only fsdp is")
     _check_log(log)
     request = options.request(
         chosen,
@@ -108,7 +117,7 @@ def train(
     specs = request.specs()
     choices.require_data(chosen.reads(specs[0].variant), options.data)
     choices.require_writable(out)
-    outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None), jobs)
+    outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None, shard=shard), jobs)
     if _speaks():
         _report(specs, outcomes, out, jobs)
     leave(specs, outcomes, stopped_by)

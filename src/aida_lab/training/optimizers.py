@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from aida.baselines.contract import Baseline
@@ -47,8 +48,12 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if matrices_only else kind
+    params = list(params)
+    sharded = any(isinstance(p, DTensor) for p in params)
+    if matrices_only and sharded:
+        raise ValueError(f"{spec.optimizer} updates whole matrices, and --shard splits them; leave --shard out")
     optimizer = make(params, **hyper)
-    if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
+    if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline) and not sharded:
         # A dozen passes over memory become one; the other optimizers have their own kernels. A step has no loops to
         # reorder, and torch 2.11 fails to reorder them if tensors are updated together.
         optimizer.step = torch.compile(  # type: ignore[assignment, method-assign]
