@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,7 +39,11 @@ def join(device: torch.device) -> torch.device:
 
 def _leave() -> None:
     """Wait for all ranks first: gloo may abort a process whose peer has exited."""
-    dist.barrier()
+    if dist.get_backend() == "gloo":
+        with suppress(RuntimeError):  # if a rank failed alone, it must end, so that torchrun stops the others
+            dist.monitored_barrier(timeout=timedelta(minutes=1))
+    else:
+        dist.barrier()
     dist.destroy_process_group()
 
 

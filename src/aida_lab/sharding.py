@@ -1,8 +1,8 @@
 """One run under FSDP2: every process holds a part of each parameter, gradient and optimizer state.
 
-Each process trains on its rows of every batch. A task's loss is scaled so that the mean of the gradients over processes is
-that of the whole batch, as under DDP. Checkpoints hold whole tensors, as those of one process do, so that
-any number of processes can resume the run. All processes draw the same random numbers, so there is one random state.
+Each process trains on its rows of every batch. A task scales its loss so that the mean of the gradients over processes
+is the gradient of the whole batch, as under DDP. Checkpoints hold whole tensors, as those of one process do, so any
+number of processes can resume the run. All processes draw the same random numbers, so there is one random state.
 """
 
 from __future__ import annotations
