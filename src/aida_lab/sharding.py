@@ -3,6 +3,8 @@
 Each process trains on its rows of every batch. A task scales its loss so that the mean of the gradients over processes
 is the gradient of the whole batch, as under DDP. Checkpoints hold whole tensors, as those of one process do, so any
 number of processes can resume the run. All processes draw the same random numbers, so there is one random state.
+
+FSDP2 and DTensor are imported where they are used: that takes a second, and most runs are not sharded.
 """
 
 from __future__ import annotations
@@ -14,9 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -30,6 +29,9 @@ def shard(module: nn.Module, device: torch.device) -> None:
 
     Each element of a ModuleList, such as a layer of a transformer, is gathered on its own while it computes.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (distributed.world(),))
     blocks = [block for each in module.modules() if isinstance(each, nn.ModuleList) for block in each]
     for each in (*reversed(blocks), module):
@@ -46,7 +48,7 @@ def whole_dropout(rows: int) -> AbstractContextManager[Any]:
 
     Every process draws the whole mask. So the masks do not depend on the number of processes, and neither does the
     state of the generators. Only :func:`torch.nn.functional.dropout` is changed, not the dropout inside of torch's
-    attention. Compiled code draws other masks than eager code, the same ones in every process.
+    attention. In compiled code FSDP2 splits the graph, so its masks may differ from those of one process.
     """
     return _WholeDropout(rows) if distributed.world() > 1 else nullcontext()
 
@@ -57,15 +59,16 @@ class _WholeDropout(TorchFunctionMode):
         self._rows = rows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not functional.dropout:
-            return func(*args, **(kwargs or {}))
-        x, *rest = args
-        mask = func(x.new_ones(self._rows, *x.shape[1:]), *rest, **(kwargs or {}))
+        return (self._dropout if func is functional.dropout else func)(*args, **(kwargs or {}))
+
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        mask = torch.dropout(x.new_ones(self._rows, *x.shape[1:]), p, training)
         return x * my_rows(mask).clone()  # a copy, because the backward pass would keep the whole mask
 
 
 def gathered(state: Any) -> Any:
     """The state with whole tensors instead of shards: on the CPU of rank 0; None on the others. All ranks call it."""
+    from torch.distributed.tensor import DTensor
 
     def whole(shards: DTensor) -> Tensor | None:
         full = shards.full_tensor()  # one tensor at a time, so that no device holds all
@@ -106,6 +109,8 @@ def placed_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str
 
 def _placed(value: Any, like: Tensor) -> Any:
     """Rank 0's tensor on every rank, sharded as ``like`` is if it has the same shape."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(value, Tensor) or not value.ndim:
         return value  # came with the outline
     value = torch.empty_like(value, device=like.device) if value.is_meta else value.to(like.device)

@@ -58,7 +58,8 @@ class Training:
 
     def _build_optimizers(self, spec: RunSpec) -> None:
         self.optimizers = {
-            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
+            name: build(spec, module.parameters(), self.device, sharded=self._sharded)
+            for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
         self.steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)

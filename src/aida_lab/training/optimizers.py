@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from aida.baselines.contract import Baseline
@@ -30,8 +29,8 @@ def can_be_captured(spec: RunSpec) -> bool:
     return "capturable" in _arguments(kind) or kind is torch.optim.SGD
 
 
-def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Optimizer:
-    """The optimizer of a spec.
+def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device, *, sharded: bool = False) -> Optimizer:
+    """The optimizer of a spec; ``sharded`` says that the parameters are DTensors.
 
     On a GPU it is capturable if possible, so that an eager step and a captured one give the same bits.
     """
@@ -48,8 +47,6 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if matrices_only else kind
-    params = list(params)
-    sharded = any(isinstance(p, DTensor) for p in params)
     if matrices_only and sharded:
         raise ValueError(f"{spec.optimizer} updates whole matrices, and --shard splits them; leave --shard out")
     optimizer = make(params, **hyper)
