@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -32,19 +32,25 @@ def join(device: torch.device) -> torch.device:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         # once per process: a second group would get the addresses of the first from torchrun's store
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(_leave)
+        store, number, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined] # public, not exported
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=number, world_size=count)
+        atexit.register(_leave, store, count)
     return device
 
 
-def _leave() -> None:
-    """Wait for all ranks first: gloo may abort a process whose peer has exited."""
-    if dist.get_backend() == "gloo":
-        with suppress(RuntimeError):  # if a rank failed alone, it must end, so that torchrun stops the others
-            dist.monitored_barrier(timeout=timedelta(minutes=1))
-    else:
-        dist.barrier()
-    dist.destroy_process_group()
+def _leave(store: Any, count: int) -> None:
+    """Wait for all ranks first: gloo may abort a process whose peer has exited.
+
+    Not in a barrier: a rank that failed alone must end, so that torchrun stops the others, which are in a collective.
+    """
+    with suppress(dist.DistError):  # the store is gone
+        gone, limit = store.add("gone", 1), time.monotonic() + 60.0
+        while gone < count and time.monotonic() < limit:
+            time.sleep(0.1)
+            gone = store.add("gone", 0)
+        if gone == count:
+            dist.destroy_process_group()
 
 
 def rank() -> int:

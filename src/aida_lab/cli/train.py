@@ -142,11 +142,11 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
     """Say which runs are not done, and exit unless all are."""
     from aida_lab.progress.labels import labels
 
+    named, rank = labels(specs), "" if _speaks() else f"rank {os.environ['RANK']}: "
+    for each in outcomes:
+        if each.state in ("failed", "busy"):
+            say(f"{rank}{named[each.key]} {each.state}: {each.error}", err=True)
     if _speaks():
-        named = labels(specs)
-        for each in outcomes:
-            if each.state in ("failed", "busy"):
-                say(f"{named[each.key]} {each.state}: {each.error}", err=True)
         unfinished = len(specs) - sum(each.done for each in outcomes)
         if unfinished:
             say(f"{unfinished} of {len(specs)} runs are not finished. Next: the same command again; it resumes them")
