@@ -225,6 +225,21 @@ def test_torchrun_and_jobs_are_not_mixed(monkeypatch):
     assert "use one of the two" in found.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--shard", "fsdp", "--jobs", "2"), 2, "use one of the two"),
+        (("--shard", "tp"), 2, "--shard 'tp' is not known; only fsdp is"),
+        (("--shard", "fsdp"), 1, "digits cannot be sharded"),
+    ],
+)
+def test_what_cannot_be_sharded_ends_in_one_line(arguments, code, words):
+    found = call("train", "digits", *arguments, *QUICK)
+    assert found.exit_code == code
+    assert words in " ".join(found.output.split())
+    assert "Traceback" not in found.output
+
+
 def test_runs_are_listed_filtered_and_given_as_json():
     assert call("train", "digits", "--optimizer", "adam", "--set", "eps=1e-4", *QUICK).exit_code == 0
     (record,) = records()

@@ -61,6 +61,7 @@ EXPERIMENTS = [
         decays_matrices_only=True,
         tuning=_TUNING,
         compiled=True,
+        distributed="fsdp",
         probe_every=STEPS,
         notes=_NOTES,
     ),

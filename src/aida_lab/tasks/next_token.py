@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from aida_lab import distributed
 from aida_lab.data.pysource import Source
 from aida_lab.models.gpt import GPT
+from aida_lab.sharding import my_rows
 from aida_lab.task import Task, TaskContext, backward_and_step, stream
 
 CLIP = 1.0
@@ -37,7 +39,7 @@ class NextTokenTask(Task):
         self._train, self._valid = self._train.to(context.device), self._valid.to(context.device)
         self._bytes_per_token = source.valid_bytes / len(source.valid)
         self._order = torch.empty(0, dtype=torch.int64)
-        self._loss = self._compiled(self._mean_loss)
+        self._loss = self._compiled(self._summed_loss)
 
     def begin_epoch(self, epoch: int) -> int:
         steps, batch, count = self._limited(self._steps * self._spec.batch), self._spec.batch, len(self._train)
@@ -49,7 +51,7 @@ class NextTokenTask(Task):
         return steps // batch
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        return (self._train[self._order[index * self._spec.batch : (index + 1) * self._spec.batch]],)
+        return (self._train[my_rows(self._order[index * self._spec.batch : (index + 1) * self._spec.batch])],)
 
     def kind(self, index: int) -> str:
         return "step"
@@ -57,7 +59,9 @@ class NextTokenTask(Task):
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        return backward_and_step(optimizer, self._loss(*batch), CLIP)
+        # the optimizer gets the mean of the gradients over processes, which may have other numbers of rows
+        share = self._spec.batch * self.model.context / distributed.world()
+        return distributed.mean(backward_and_step(optimizer, self._loss(*batch) / share, CLIP))
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
@@ -65,17 +69,17 @@ class NextTokenTask(Task):
         windows = self._valid[: self._limited(len(self._valid))]
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for some in windows.split(self._spec.batch):
-            total += self._mean_loss(some).double() * len(some)
+            total += self._summed_loss(my_rows(some)).double()
         self.model.train()
-        loss = float(total) / len(windows)
+        loss = float(distributed.total(total)) / (len(windows) * self.model.context)
         return {"valid_loss": loss, "bits_per_byte": loss / math.log(2) / self._bytes_per_token}
 
-    def _mean_loss(self, windows: Tensor) -> Tensor:
-        """The mean cross-entropy of the tokens of some windows after their first."""
+    def _summed_loss(self, windows: Tensor) -> Tensor:
+        """The cross-entropy of the tokens of some windows after their first, summed."""
         windows = windows.long()
         with self._context.autocast():
             logits = self.model(windows[:, :-1])
-        return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+        return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="sum")
 
 
 def _windows(tokens: Tensor, context: int) -> Tensor:
