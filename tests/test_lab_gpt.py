@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,14 @@ from aida_lab.data.sets import DataFile, DataSet
 from aida_lab.experiments import find_experiment
 from aida_lab.models.gpt import GPT
 from aida_lab.request import RunRequest
+from aida_lab.runs.records import read_curve
 from aida_lab.schedules import Cosine
+from aida_lab.spec import RunSpec
 from aida_lab.tasks.next_token import CLIP, NextTokenTask
 from aida_lab.training.optimizers import build
 from aida_lab.training.options import Options
 from aida_lab.training.run import run
+from processes import together
 from text_runs import assert_resumes_within_an_epoch, context
 
 CONTEXT, VOCABULARY = 8, 11
@@ -261,6 +265,25 @@ def test_tokens_decode_to_the_text_and_are_cached(
 
 
 # -- the tiny variant ----------------------------------------------------------------------------------
+
+
+def sharded(spec: dict[str, Any], out: Path) -> Any:
+    return run(RunSpec.from_json(spec), out, Options(device="cpu", threads=1, shard="fsdp"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.sharding)])
+def test_several_processes_train_it_as_one_does(ranks: int, tmp_path: Path) -> None:
+    given = {"eps": 1e-6, "lr": 0.1}
+    request = RunRequest(find_experiment("gpt-pysource"), ("aida",), given, variant="tiny", epochs=1, limit=4)
+    (spec,) = request.specs()
+    one = sharded(spec.to_json(), tmp_path / "one")
+    (several,) = together(partial(sharded, spec.to_json(), tmp_path / "several"), ranks=ranks)
+    assert isinstance(several[0], dict), several
+    mine, theirs = (read_curve(tmp_path / name / spec.key)[0] for name in ("several", "one"))
+    for key in ("loss", "valid_loss", "bits_per_byte"):
+        assert mine[key] == pytest.approx(theirs[key], rel=1e-5), key
+    assert one["last"] < 5.4  # it learned something
 
 
 @pytest.mark.slow
