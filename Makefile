@@ -24,12 +24,13 @@ test: $(INSTALLED)
 test-integrations: $(VENV)/.integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integrations tests/integrations
 
-# All tests of sharded parameters, also those that take minutes.
+# All tests of sharded parameters and runs, also those that take minutes.
 test-sharding: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sharding or not sharding' tests/sharding
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sharding or not sharding' tests/sharding tests/test_lab_sharded.py
 
 $(VENV)/.integrations: $(INSTALLED)
 	DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[integrations]'
+	$(PIP) install --quiet --no-deps 'timm>=1.0.31' # it requires torchvision, which has no build for CPUs in the index
 	touch $@
 
 # Builds the C kernel with AddressSanitizer, which ends the process at the first bad access, and runs its tests.

@@ -55,7 +55,7 @@ def test_experiments_are_listed_with_their_data_epochs_and_metric():
     for each in experiments().values():
         assert each.name in found.output
         assert str(each.epochs) in found.output
-    assert "digits (in the package)" in found.output
+    assert "digits (in scikit-learn)" in found.output
     assert "cifar10 (missing: aida data get cifar10)" in found.output
 
 
@@ -223,6 +223,21 @@ def test_torchrun_and_jobs_are_not_mixed(monkeypatch):
     found = call("train", "digits", "--jobs", "2")
     assert found.exit_code == 2
     assert "use one of the two" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--shard", "fsdp", "--jobs", "2"), 2, "use one of the two"),
+        (("--shard", "tp"), 2, "--shard 'tp' is not known; only fsdp is"),
+        (("--shard", "fsdp"), 1, "digits cannot be sharded"),
+    ],
+)
+def test_what_cannot_be_sharded_ends_in_one_line(arguments, code, words):
+    found = call("train", "digits", *arguments, *QUICK)
+    assert found.exit_code == code
+    assert words in " ".join(found.output.split())
+    assert "Traceback" not in found.output
 
 
 def test_runs_are_listed_filtered_and_given_as_json():

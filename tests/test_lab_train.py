@@ -289,7 +289,8 @@ def test_a_run_outside_the_main_thread_needs_no_signals(tmp_path: Path) -> None:
 
 def test_every_experiment_of_the_paper_is_declared() -> None:
     assert [(each.table, each.name) for each in experiments().values()] == [
-        ("", "digits"), ("I", "transformer-multi30k"), ("II", "lstm1-ptb"), ("II", "lstm2-ptb"), ("II", "lstm3-ptb"),
+        ("", "digits"), ("", "gpt-pysource"),
+        ("I", "transformer-multi30k"), ("II", "lstm1-ptb"), ("II", "lstm2-ptb"), ("II", "lstm3-ptb"),
         ("III", "resnet34-cifar10"), ("III", "resnet34-cifar100"), ("III", "vgg11-cifar10"), ("III", "vgg11-cifar100"),
         ("IV", "wgan-gp-cifar10"), ("V", "resnet18-imagenet"),
     ]  # fmt: skip

@@ -19,8 +19,9 @@ import aida
 #: Modules for users and readers. All others are underscored or in an underscored package.
 PUBLIC = {
     "aida", "aida.rule", "aida.optimizer", "aida.readings", "aida.catalog",
-    "aida.integrations", "aida.integrations.optax",
-    *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".explanation", ".plots", ".drawing")),
+    *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".trackers", ".explanation", ".plots")),
+    "aida.stepsizes.drawing", "aida.integrations", "aida.integrations.optax",
+    *(f"aida.integrations.{name}" for name in ("axolotl", "lightning", "timm", "torchtitan", "transformers")),
 }  # fmt: skip
 
 #: Packages that are listed as a whole: the paths of an update and the rivals, to be read, not imported.

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
         TensorBoard,
         explain,
         read_jsonl,
+        sink,
     )
 
 __all__ = [
     "AcrossLayers", "Aida", "JsonLines", "LayerStepsizes", "Measurement", "Reading", "StepsizeLog", "StepsizeProbe",
-    "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl",
+    "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl", "sink",
 ]  # fmt: skip
 
 

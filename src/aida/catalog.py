@@ -64,6 +64,9 @@ class Entry:
         return self.optimizer(params, **{**self.defaults, **hyper})
 
 
+#: Modules whose optimizers wrap another one without being one of its class, with the attribute that holds it.
+WRAPPERS = {"accelerate.optimizer": "optimizer", "timm.optim.lookahead": "_base_optimizer"}
+
 AIDA_PAPER = Paper(
     "G. Zhang, K. Niwa, W. B. Kleijn",
     "A DNN Optimizer that Improves over AdaBelief by Suppression of the Adaptive Stepsize Range",
@@ -116,6 +119,13 @@ def find(name: str) -> Entry:
             return entry
     hint = did_you_mean(wanted, entries)
     raise LookupError(f"no optimizer is called {name!r}; {hint}known are {', '.join(entries)}")
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that accelerate or timm's Lookahead has wrapped; any other as it is."""
+    while inside := next((WRAPPERS[m] for kind in type(optimizer).__mro__ if (m := kind.__module__) in WRAPPERS), None):
+        optimizer = getattr(optimizer, inside)
+    return optimizer
 
 
 def reading_for(optimizer: Optimizer) -> Reading:

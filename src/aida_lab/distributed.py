@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -30,15 +32,25 @@ def join(device: torch.device) -> torch.device:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         # once per process: a second group would get the addresses of the first from torchrun's store
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(_leave)
+        store, number, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined] # public, not exported
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=number, world_size=count)
+        atexit.register(_leave, store, count)
     return device
 
 
-def _leave() -> None:
-    """Wait for all ranks first: gloo may abort a process whose peer has exited."""
-    dist.barrier()
-    dist.destroy_process_group()
+def _leave(store: Any, count: int) -> None:
+    """Wait for all ranks first: gloo may abort a process whose peer has exited.
+
+    Not in a barrier: a rank that failed alone must end, so that torchrun stops the others, which are in a collective.
+    """
+    with suppress(dist.DistError):  # the store is gone
+        gone, limit = store.add("gone", 1), time.monotonic() + 60.0
+        while gone < count and time.monotonic() < limit:
+            time.sleep(0.1)
+            gone = store.add("gone", 0)
+        if gone == count:
+            dist.destroy_process_group()
 
 
 def rank() -> int:
@@ -76,9 +88,9 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-def any_rank(condition: bool, device: torch.device) -> bool:
-    """Whether the condition holds on at least one rank."""
-    return bool(total(torch.tensor(float(condition), device=device))) if _together() else condition
+def any_rank(*conditions: bool, device: torch.device) -> tuple[bool, ...]:
+    """For each condition, whether it holds on at least one rank."""
+    return tuple(total(torch.tensor(conditions, device=device).int()).bool().tolist()) if _together() else conditions
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,24 @@ class WarmUp:
 
     def factor(self, epoch: int, step: int, epochs: int) -> float:
         return min(1.0, (step + 1) / self.steps) * self.then.factor(epoch, step, epochs)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up over the first ``warmup`` steps, then half a cosine down to ``floor`` of the base lr.
+
+    The run has ``per_epoch`` steps per epoch.
+    """
+
+    warmup: int
+    per_epoch: int
+    floor: float = 0.1
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        progress = min(1.0, (step - self.warmup) / max(1, self.per_epoch * epochs - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)

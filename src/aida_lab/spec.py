@@ -96,7 +96,10 @@ class Experiment:
     #: The data sets of variants that read other ones.
     variant_data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     compiled: bool = False  #: whether compiling the model pays off on a GPU; it takes most of a minute at the start
-    distributed: bool = False  #: whether several processes under torchrun can train it together
+    #: Whether weight decay applies to parameters of two or more dimensions only, not to biases and norms.
+    decays_matrices_only: bool = False
+    #: How several processes under torchrun train it together: each with the whole model, or with a part of it.
+    distributed: Literal["", "ddp", "fsdp"] = ""
     probe_every: int = 391  #: steps between two stepsize measurements for ``--probe`` without a number
     notes: str = ""  #: what a reader must know: traps of the public code, and our choices if the paper says nothing
 

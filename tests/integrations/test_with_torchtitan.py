@@ -1,4 +1,4 @@
-"""torchtitan's container and trainer with Aida, by the snippet of docs/scaling.md, under FSDP2 on two CPU processes."""
+"""torchtitan's container and trainer with Aida, as docs/scaling.md says, under FSDP2 on two CPU processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import tiny
-import titan_on_cpu
 from aida import Aida
 from processes import Refused, together
 
@@ -29,7 +28,13 @@ ROOT = HERE.parents[1]
 
 def container(model: torch.nn.Module) -> Any:
     """What torchtitan's trainer builds from its configuration."""
-    return titan_on_cpu.snippet().aida(lr=tiny.LR, clip_norm=0.3).build(model_parts=[model])
+    scaling = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(from aida.integrations.*?)```", scaling, flags=re.DOTALL)
+    printed, ours = "lr=3e-4, eps=1e-12, clip_norm=1.0", f"lr={tiny.LR}, clip_norm=0.3"
+    assert printed in snippet
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(snippet.replace(printed, ours), "docs/scaling.md", "exec"), names)
+    return names["optimizer"].build(model_parts=[model])
 
 
 def by_hand(steps: int = 2 * tiny.STEPS) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""torchtitan's trainer on a CPU, on its debug model with Aida by the snippet of docs/scaling.md.
+"""torchtitan's trainer on a CPU, on its debug model with Aida by ``aida.integrations.torchtitan``.
 
 torchrun runs this file as torchtitan's own entry, which then loads ``debugmodel`` from it:
 ``torchrun titan_on_cpu.py --module titan_on_cpu --config debugmodel``. What torchtitan does not do on a CPU is replaced
@@ -7,26 +7,12 @@ by its own alternatives or set from outside; nothing of its trainer is.
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-
-SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
-
-
-def snippet() -> ModuleType:
-    """The snippet of the documents as a module, which torchtitan's command line looks up."""
-    (code,) = re.findall(r"```python\n(from dataclasses.*?torchtitan.*?)```", SCALING.read_text(), flags=re.DOTALL)
-    module = sys.modules["snippet"] = ModuleType("snippet")
-    module.__file__ = "<docs/scaling.md>"  # not a file that Python could read
-    exec(compile(code, module.__file__, "exec"), vars(module))
-    return module
 
 
 def debugmodel() -> Any:
@@ -34,8 +20,10 @@ def debugmodel() -> Any:
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
+    from aida.integrations.torchtitan import aida
+
     config = llama3_debugmodel()
-    config.optimizer = snippet().aida(lr=8e-4, eps=1e-12)
+    config.optimizer = aida(lr=8e-4, eps=1e-12)
     spec = config.model_spec
     for layer in spec.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()

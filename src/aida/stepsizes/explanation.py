@@ -12,7 +12,7 @@ from aida._step.hyper import FLAG_KEYS, from_group
 from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layers_of
 from aida._step.sharding import is_dtensor, local
 from aida.backends.choice import kind_of
-from aida.catalog import catalog, reading_for
+from aida.catalog import catalog, reading_for, unwrapped
 from aida.optimizer import Aida
 from aida.readings import Group, Reading
 
@@ -26,6 +26,7 @@ def explain(optimizer: Optimizer) -> str:
     Returns:
         str: a few lines per group, to be printed.
     """
+    optimizer = unwrapped(optimizer)
     reading = reading_for(optimizer)
     lines = []
     for index, group in enumerate(optimizer.param_groups):

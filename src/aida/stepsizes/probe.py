@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from aida._step.layers import ONE_LAYER_KEYS, layer_label, layers_of
 from aida._step.sharding import is_dtensor, local
-from aida.catalog import reading_for
+from aida.catalog import reading_for, unwrapped
 from aida.optimizer import Aida
 from aida.readings import Reading
 from aida.stepsizes._pieces import HostCopy, Layer, Slot, StepCounters
@@ -37,12 +37,13 @@ class StepsizeProbe(AbstractContextManager["StepsizeProbe"]):
     (DTensor) each rank measures its own shard, without the cosine and the scales.
 
     Args:
-        optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
+        optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam. The wrappers of Lightning,
+            accelerate and timm's Lookahead are accepted.
         named_parameters (iterable of (str, Tensor)): the layers to measure and their names. Parameters that the
             optimizer does not have (yet) are left out (until then).
         every (int, default: 100): measure after each step whose number is a multiple of this.
         sink (Callable, optional, default: None): called with one :class:`LayerStepsizes` per layer, then with one
-            :class:`AcrossLayers`.
+            :class:`AcrossLayers`; :func:`aida.sink` makes one for files and experiment trackers.
         quantiles (sequence of float, default: (0.01, 0.25, 0.5, 0.75, 0.99)): levels between 0 and 1.
         weights_only (bool, default: False): leave out tensors with fewer than two dimensions: biases and norms.
         reading (Reading, optional, default: None): how to read the stepsizes of an optimizer that is not in the
@@ -67,7 +68,7 @@ class StepsizeProbe(AbstractContextManager["StepsizeProbe"]):
         if not all(0 <= level <= 1 for level in quantiles):
             raise ValueError(f"quantiles={tuple(quantiles)!r} must lie between 0 and 1; the median is 0.5")
         self._names = _named(named_parameters, weights_only)
-        self._optimizer = optimizer
+        self._optimizer = optimizer = unwrapped(optimizer)
         self._reading = reading or reading_for(optimizer)
         self._method = method_of(optimizer)
         self._sink = sink

@@ -1,7 +1,8 @@
-"""Sinks for stepsize records. A sink is any callable that takes a record, such as ``some_list.append``."""
+"""Sinks that write records to files. A sink is any callable that takes a record, such as ``some_list.append``."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -38,6 +39,50 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
     def __call__(self, record: Record) -> None:
         self._file.write(json.dumps(_jsonable(dataclasses.asdict(record)), allow_nan=False) + "\n")
+        if isinstance(record, AcrossLayers):
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class CsvFile(AbstractContextManager["CsvFile"]):
+    """Sink that appends one row per record to a CSV file, and flushes it after each measurement.
+
+    The first row names the columns. In the rows across all layers ``layer`` is empty; only they have a ``spread``.
+
+    Args:
+        path (str or PathLike): the file; missing folders are created.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = _ends_within_a_line(self.path)
+        self._file: IO[str] = self.path.open("a+", encoding="utf-8", newline="")
+        if unfinished:
+            self._file.write("\n")
+        self._file.seek(0)
+        self._columns = next(csv.reader(self._file), None)
+
+    def __call__(self, record: Record) -> None:
+        row = {key: value for key, value in dataclasses.asdict(record).items() if key not in ("hyper", "quantiles")}
+        if isinstance(record, LayerStepsizes):
+            row |= {f"quantile_{level:g}": value for level, value in record.quantiles} | {"lr": record.hyper.get("lr")}
+            row["shape"] = "x".join(map(str, record.shape))
+        if self._columns is None:
+            self._columns = [*row, *(["spread"] if "spread" not in row else [])]
+            csv.writer(self._file).writerow(self._columns)
+        if missing := row.keys() - {*self._columns, "layers"}:
+            raise ValueError(
+                f"{self.path} has no column for {', '.join(sorted(missing))}: it was written with other quantiles or "
+                "by something else; choose another file"
+            )
+        csv.writer(self._file).writerow([row.get(column) for column in self._columns])
         if isinstance(record, AcrossLayers):
             self._file.flush()
 
@@ -96,40 +141,6 @@ def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> St
         first = ", ".join(map(str, damaged[:10])) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
         warnings.warn(f"{path}: skipped unreadable lines: {first}", stacklevel=2)
     return StepsizeLog(path, tuple(layers), tuple(across), tuple(damaged))
-
-
-class TensorBoard:
-    """Sink that writes scalars to TensorBoard: ``stepsizes/mean/<layer>`` and others, ``stepsizes/spread``.
-
-    Args:
-        folder (str or PathLike): the folder of the event files.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError("this sink needs TensorBoard: pip install '.[tensorboard]' in a clone") from None
-        self._writer: Any = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
-
-    def __call__(self, record: Record) -> None:
-        if isinstance(record, AcrossLayers):
-            self._add("spread", record.spread, record.step)
-            self._add("at_bound", record.at_bound, record.step)
-            self._writer.flush()
-            return
-        for name in ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g"):
-            self._add(f"{name}/{record.layer}", getattr(record, name), record.step)
-        for level, value in record.quantiles:
-            self._add(f"quantile_{level:g}/{record.layer}", value, record.step)
-
-    def _add(self, name: str, value: float | None, step: int) -> None:
-        if value is not None:
-            self._writer.add_scalar(f"stepsizes/{name}", value, step)
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
 
 
 def _ends_within_a_line(path: Path) -> bool:

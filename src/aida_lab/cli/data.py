@@ -55,7 +55,7 @@ def list_data(data: DataRoot = None) -> None:
 
 
 def _say_standing(found: Any, root: Path | None) -> None:
-    """Say where a data set is. Multi30k is tokenised at once if spaCy is installed."""
+    """Say where a data set is. Texts are tokenised at once if the tokeniser is installed."""
     from importlib.util import find_spec
 
     say(f"{found.data.name}: {found.state}, {found.where}{'; ' if found.remark else ''}{found.remark}")
@@ -63,3 +63,8 @@ def _say_standing(found: Any, root: Path | None) -> None:
         from aida_lab.data.translation import multi30k
 
         say(f"multi30k: tokenised, {len(multi30k(root).words):,} words")
+    if found.data.name == "pysource" and find_spec("tokenizers"):
+        from aida_lab.data.pysource import pysource
+
+        say("pysource: training the tokeniser; this takes a minute or two and is needed once")
+        say(f"pysource: tokenised, {len(pysource(root).train):,} tokens")

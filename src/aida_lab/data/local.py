@@ -108,7 +108,7 @@ def fix_command(data: DataSet, root: Root = None) -> str:
     there = data_root(root)
     option = "" if there == data_root() else f" --data {there}"
     local = f"aida data import {data.name} PATH{option}"
-    return f"aida data get {data.name}{option} (or, from a copy you have: {local})" if data.mirrors else local
+    return f"aida data get {data.name}{option} (or, from a copy you have: {local})" if data.can_be_downloaded else local
 
 
 def status(root: Root = None) -> Iterator[Status]:
@@ -123,7 +123,7 @@ def status_of(data: DataSet, root: Root = None, verified: bool = False) -> Statu
     A receipt does not prove that: anybody can write one.
     """
     if data.embedded:
-        return Status(data, "verified", "scikit-learn", "part of the package, needs no download")
+        return Status(data, "verified", data.part_of, "needs no download")
     folder = data_root(root) / data.folder
     if not folder.is_dir():
         return Status(data, "missing", str(folder), fix_command(data, root))
@@ -155,7 +155,7 @@ def receipt_of(folder: Path) -> Receipt | None:
 def checksum(data: DataSet, root: Root = None) -> str | None:
     """A checksum over the files, or over the names in the class folders. None if the data set is missing."""
     if data.embedded:
-        return f"md5 {_digits_sum()}"
+        return f"md5 {_embedded_sum(data.name)}"
     folder = data_root(root) / data.folder
     if not folder.is_dir():
         return None
@@ -166,7 +166,11 @@ def checksum(data: DataSet, root: Root = None) -> str | None:
 
 
 @cache
-def _digits_sum() -> str:
+def _embedded_sum(name: str) -> str:
+    if name == "stdlib":
+        from aida_lab.data.pysource import library_sum
+
+        return library_sum()
     packed = (files("sklearn.datasets.data") / "digits.csv.gz").read_bytes()
     return hashlib.md5(gzip.decompress(packed), usedforsecurity=False).hexdigest()
 

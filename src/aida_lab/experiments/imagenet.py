@@ -42,7 +42,7 @@ EXPERIMENTS = [
         metrics={"default": _ACCURACY, "sample": _ACCURACY},
         tuning=_TUNING,
         paper={"adabelief": PaperResult(69.65, 0.06), "aida-k2": PaperResult(69.70, 0.08)},
-        distributed=True,
+        distributed="ddp",
         probe_every=5005,
         notes=(
             "Weight decay 1e-2 is read as decoupled; as L2 it would be implausible. Under torchrun each process takes "

@@ -69,6 +69,7 @@ EXPERIMENTS = [
             "fromage": PaperResult(35.57, 0.19),
         },
         compiled=True,
+        distributed="fsdp",
         probe_every=145,
         notes=_NOTES,
     )

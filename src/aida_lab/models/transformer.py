@@ -157,13 +157,16 @@ class Transformer(nn.Module):
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits ``(batch, target length, vocabulary)`` of the next token after each of ``target`` (batch, length)."""
-        rows = Segments.one_per_row
-        return self.logits(source, rows(source != self.pad), target, rows(target != self.pad))
+    def forward(self, source: Tensor, target: Tensor, packed: tuple[Segments, Segments] | None = None) -> Tensor:
+        """Logits ``(batch, target length, vocabulary)`` of the next token after each of ``target`` (batch, length).
 
-    def logits(self, source: Tensor, source_segments: Segments, target: Tensor, target_segments: Segments) -> Tensor:
-        """The same for packed sentences. A pair must be in the same row of source and target."""
+        ``packed`` are the segments of source and target if rows hold several sentences. A pair must be in the same row
+        of both.
+        """
+        source_segments, target_segments = packed or (
+            Segments.one_per_row(source != self.pad),
+            Segments.one_per_row(target != self.pad),
+        )
         x: Tensor = self.source_norm(self._embed(source, source_segments))
         mask = source_segments.attention_mask(source_segments)
         for layer in self.encoder:

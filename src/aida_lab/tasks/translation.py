@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from aida_lab import distributed
 from aida_lab.data.translation import PAD, Pairs
 from aida_lab.models.transformer import Segments, Transformer
+from aida_lab.sharding import my_rows, whole_dropout
 from aida_lab.task import Task, TaskContext, backward_and_step, perplexity
 
 #: Target probability of all wrong words together.
@@ -120,7 +122,8 @@ class TranslationTask(Task):
         self._train, self._valid = Corpus(train, context.device), Corpus(valid, context.device)
         count = self._limited(len(valid))
         self._valid_words = int(self._valid.lengths[:count, 1].sum())
-        self._valid_batches = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
+        packed = [self._valid.pack(some).to(self._device) for some in torch.arange(count).split(AT_ONCE)]
+        self._valid_batches = [my_rows(some, dim=1) for some in packed]
         self._batches: tuple[Tensor, ...] = ()
         self._packed: tuple[int, Tensor] | None = None
         self._loss = self._compiled(self._summed_loss)
@@ -131,21 +134,24 @@ class TranslationTask(Task):
         return len(self._batches)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        packed = self._pack(index)
+        packed = my_rows(self._pack(index), dim=1)
         if self._device.type == "cuda":  # without synchronizing: the device is still busy with an earlier step
             packed = packed.pin_memory().to(self._device, non_blocking=True)
         return packed.unbind()
 
     def kind(self, index: int) -> str:
-        """The number of rows."""
+        """The number of rows in all processes."""
         return str(self._pack(index).size(1))
 
     def step(self, kind: str, batch: tuple[Tensor, ...], optimizers: Mapping[str, Optimizer]) -> Tensor:
         source, target = batch
         optimizer = optimizers["model"]
         optimizer.zero_grad(set_to_none=True)
-        summed, words = self._loss(source, target)
-        return backward_and_step(optimizer, summed) / words
+        with whole_dropout(int(kind)):
+            summed, words = self._loss(source, target)
+        # the optimizer gets the mean of the gradients over processes
+        loss = backward_and_step(optimizer, summed * distributed.world()) / distributed.world()
+        return distributed.total(loss) / distributed.total(words)
 
     @torch.no_grad()
     def evaluate(self, final: bool) -> Mapping[str, float]:
@@ -157,7 +163,7 @@ class TranslationTask(Task):
             right = ((logits.argmax(-1) == labels) & (labels != PAD)).sum()
             sums += torch.stack([loss.double(), right.double()])
         self.model.train()
-        loss_sum, right_sum = sums.tolist()
+        loss_sum, right_sum = distributed.total(sums).tolist()
         return {
             "accuracy": 100 * right_sum / self._valid_words,
             "valid_ppl": perplexity(loss_sum / self._valid_words),
@@ -172,7 +178,8 @@ class TranslationTask(Task):
     def _predict(self, corpus: Corpus, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and labels of every place; ``source`` and ``target`` are indices into the two grids."""
         with self._context.autocast():
-            logits = self.model.logits(*_read(corpus.source, source), *_read(corpus.target, target))
+            (words, segments), (read, read_segments) = _read(corpus.source, source), _read(corpus.target, target)
+            logits = self.model(words, read, (segments, read_segments))
         return logits.flatten(0, 1), corpus.target.flatten()[target + 1].flatten()
 
     def _summed_loss(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 
 from aida.catalog import reading_for
 from aida.stepsizes import Record, StepsizeProbe
+from aida_lab import distributed, sharding
 from aida_lab.experiments import find_experiment
 from aida_lab.schedules import Restarted, WarmUp
 from aida_lab.spec import RunSpec, Switch
@@ -36,6 +37,10 @@ class Training:
         torch.manual_seed(spec.seed)
         context = TaskContext(spec, self.device, options.data_root, options.inception, options.workers)
         self.task = self.experiment.task(context)
+        self._sharded = options.shard is not None and distributed.world() > 1
+        if self._sharded:
+            for module in self.task.modules.values():
+                sharding.shard(module, self.device)
         self._captured = self._captures(options.graph)
         declared = self.experiment.schedule
         self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
@@ -53,7 +58,8 @@ class Training:
 
     def _build_optimizers(self, spec: RunSpec) -> None:
         self.optimizers = {
-            name: build(spec, module.parameters(), self.device) for name, module in self.task.modules.items()
+            name: build(spec, module.parameters(), self.device, sharded=self._sharded)
+            for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
         self.steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
@@ -130,8 +136,8 @@ class Training:
         return self._seconds + (time.perf_counter() - self._began if self._began is not None else 0.0)
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to resume, as plain values and tensors."""
-        return {
+        """All that a run needs to resume, as plain values and tensors; called by all ranks, used by rank 0."""
+        state = {
             "epoch": self.epoch,
             "index": self.index,
             "step": self.step,
@@ -146,6 +152,14 @@ class Training:
             },
             **({"switching": self.switching.state()} if self.switching is not None else {}),
         }
+        return sharding.gathered(state) if self._sharded else state
+
+    def resume(self, state: Mapping[str, Any] | None) -> bool:
+        """Restore the state that rank 0 read from a checkpoint, if there is one; all ranks call it."""
+        state = (sharding.outline if self._sharded else distributed.broadcast)(state)
+        if state is not None:
+            self.load(state)
+        return state is not None
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state`, before the first step."""
@@ -153,13 +167,15 @@ class Training:
         self._loss.copy_(state["loss"])
         self._seconds = state["seconds"]
         for name, module in self.task.modules.items():
-            module.load_state_dict(state["modules"][name])
+            saved = state["modules"][name]
+            module.load_state_dict(sharding.placed_module(saved, module) if self._sharded else saved)
         if self.switching is not None:
             self.switching.load(state["switching"])
             if self.switching.at is not None:
                 self._switch(self.switching.at)
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            saved = state["optimizers"][name]
+            optimizer.load_state_dict(sharding.placed_optimizer(saved, optimizer) if self._sharded else saved)
         self._lr.attach()
         self.task.load_extra_state(state["task"])
         torch.set_rng_state(state["random"]["cpu"])

@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from aida.baselines.contract import Baseline
 from aida.catalog import find
+from aida_lab.experiments import find_experiment
 from aida_lab.external import import_optimizer
 from aida_lab.spec import RunSpec
 
@@ -29,8 +30,8 @@ def can_be_captured(spec: RunSpec) -> bool:
     return "capturable" in _arguments(kind) or kind is torch.optim.SGD
 
 
-def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Optimizer:
-    """The optimizer of a spec.
+def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device, *, sharded: bool = False) -> Optimizer:
+    """The optimizer of a spec; ``sharded`` says that the parameters are DTensors.
 
     On a GPU it is capturable if possible, so that an eager step and a captured one give the same bits.
     """
@@ -47,8 +48,15 @@ def build(spec: RunSpec, params: Iterable[Tensor], device: torch.device) -> Opti
         hyper["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     make: Callable[..., Optimizer] = partial(MatricesAndRest, kind) if matrices_only else kind
-    optimizer = make(params, **hyper)
-    if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline):
+    if matrices_only and sharded:
+        raise ValueError(f"{spec.optimizer} updates whole matrices, and --shard splits them; leave --shard out")
+    if hyper.get("weight_decay") and not matrices_only and find_experiment(spec.experiment).decays_matrices_only:
+        params = list(params)
+        matrices, rest = [p for p in params if p.ndim >= 2], [p for p in params if p.ndim < 2]
+        optimizer = make([{"params": matrices}, {"params": rest, "weight_decay": 0.0}], **hyper)
+    else:
+        optimizer = make(params, **hyper)
+    if spec.compiled and device.type == "cuda" and issubclass(kind, Baseline) and not sharded:
         # A dozen passes over memory become one; the other optimizers have their own kernels. A step has no loops to
         # reorder, and torch 2.11 fails to reorder them if tensors are updated together.
         optimizer.step = torch.compile(  # type: ignore[assignment, method-assign]

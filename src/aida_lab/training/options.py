@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,4 @@ class Options:
     threads: int | None = None  #: on a CPU, sums are split among threads: another number of them rounds differently
     at_once: int = 1  #: how many runs train at the same time
     tensorboard: bool = False
+    shard: Literal["fsdp"] | None = None  #: how the processes of torchrun split the model; None: they do not

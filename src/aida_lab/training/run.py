@@ -19,7 +19,7 @@ import torch
 from aida.stepsizes import JsonLines, Record, TensorBoard
 from aida_lab import distributed
 from aida_lab.events import Event, Kind, Listener
-from aida_lab.experiments import find_experiment
+from aida_lab.experiments import experiments, find_experiment
 from aida_lab.runs.checks import best_and_last
 from aida_lab.runs.files import writing
 from aida_lab.runs.records import STEPSIZES
@@ -42,12 +42,12 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
     """
     with ExitStack() as stack:
         device = distributed.join(choose_device(options.device))
+        _check_processes(spec, options)
         if distributed.world() > 1:
-            if not find_experiment(spec.experiment).distributed:
-                raise ValueError(
-                    f"{spec.experiment} trains in one process; start it without torchrun, --jobs N trains several runs"
-                )
-            options = replace(options, graph=False)  # the all-reduce of gradients is not captured
+            options = replace(options, graph=False)  # collectives are not captured
+        elif options.shard:
+            text = "one process, so nothing is sharded: torchrun --nproc-per-node N -m aida_lab train … starts several"
+            listen(Event("note", spec.key, text=text))
         folder = stack.enter_context(RunFolder.open(out, spec)) if distributed.is_main() else None
         if folder is not None and (changed := changed_since(spec, folder.sessions(), options.data_root)):
             folder.restart()
@@ -60,6 +60,22 @@ def run(spec: RunSpec, out: Path, options: Options, listen: Listener = lambda ev
         stack.enter_context(own_stream(device))
         stop = stack.enter_context(Stop())
         return _Run(spec, folder, replace(options, device=str(device)), listen, stop).train()
+
+
+def _check_processes(spec: RunSpec, options: Options) -> None:
+    """ValueError unless the experiment can be trained by these processes, sharded or not."""
+    way, several = find_experiment(spec.experiment).distributed, distributed.world() > 1
+    if options.shard and way != options.shard:
+        able = ", ".join(each.name for each in experiments().values() if each.distributed == options.shard)
+        raise ValueError(f"{spec.experiment} cannot be sharded; leave --shard out. These experiments can: {able}")
+    if several and not way:
+        raise ValueError(
+            f"{spec.experiment} trains in one process; start it without torchrun, --jobs N trains several runs"
+        )
+    if several and way == "fsdp" and not options.shard:
+        raise ValueError(f"{spec.experiment} trains in several processes only if it is sharded; add --shard fsdp")
+    if several and options.shard and spec.probe_every:
+        raise ValueError("--probe measures whole layers, and --shard splits them; use one of the two")
 
 
 class _Run:
@@ -75,10 +91,8 @@ class _Run:
         if self._folder is not None:
             state = self._folder.load()
             self._begin_session(self._folder, resumed=state is not None)
-        state = distributed.broadcast(state)
-        if state is not None:
-            training.load(state)
-        self._say("started", text=f"resumed at epoch {training.epoch}" if state is not None else "")
+        resumed = training.resume(state)
+        self._say("started", text=f"resumed at epoch {training.epoch}" if resumed else "")
         with ExitStack() as sinks:
             if self._spec.probe_every and self._folder is not None:
                 self._attach_probe(self._folder, sinks)
@@ -93,7 +107,6 @@ class _Run:
                     return self._finish("diverged", f"the loss was {row['loss']} in epoch {row['epoch']}")
                 if training.epoch < self._spec.epochs:
                     self._save_if_due()
-                    self._stop_if_asked()
         return self._finish("finished")
 
     def _begin_session(self, folder: RunFolder, resumed: bool) -> None:
@@ -114,22 +127,19 @@ class _Run:
         share = training.index / training.epoch_steps
         self._listen(Event("step", self._spec.key, training.epoch, self._spec.epochs, share))
         if training.index < training.epoch_steps:
-            if self._options.checkpoint_seconds:  # 0: after every epoch
-                self._save_if_due()
-            self._stop_if_asked()
+            self._save_if_due(within_epoch=True)
 
-    def _save_if_due(self) -> None:
-        if time.monotonic() - self._saved_at >= self._options.checkpoint_seconds:
-            self._save()
-
-    def _save(self) -> None:
-        if self._folder is not None:
-            self._folder.save(self._training.state(), self._training.step)
-        self._saved_at = time.monotonic()
-
-    def _stop_if_asked(self) -> None:
-        if distributed.any_rank(self._stop.asked, self._training.device):
-            self._save()
+    def _save_if_due(self, within_epoch: bool = False) -> None:
+        """Save a checkpoint if it is time or the run must stop; the ranks decide together, because all take part."""
+        seconds = self._options.checkpoint_seconds  # 0: after every epoch
+        due = time.monotonic() - self._saved_at >= seconds and not (within_epoch and not seconds)
+        due, stop = distributed.any_rank(due, self._stop.asked, device=self._training.device)
+        if due or stop:
+            state = self._training.state()
+            if self._folder is not None:
+                self._folder.save(state, self._training.step)
+            self._saved_at = time.monotonic()
+        if stop:
             raise Interrupted(f"run {self._spec.key} was stopped and saved; the same command resumes it")
 
     def _finish(self, state: str, reason: str = "") -> Mapping[str, Any]:
