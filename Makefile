@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/aida/backends/
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-integrations test-sharding test-asan test-gpu check format bench clean
+.PHONY: demo test test-integrations test-sharding test-asan test-gpu check format bench docs clean
 
 demo: $(LAB)
 	$(BIN)/aida demo
@@ -58,6 +58,16 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step_time.py
+
+# The documentation site. A warning ends it; -E reads every page again, or warnings of unchanged pages would be missed.
+docs: $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/site
+	@echo "open build/site/index.html"
+
+$(VENV)/.docs: $(LAB)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # The package with torch and the extra lab: enough for every command but aida search. pip shows its progress.
 $(LAB): $(SOURCES)

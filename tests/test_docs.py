@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from aida.stepsizes import explain
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 README = ROOT / "README.md"
 
 
@@ -74,9 +76,12 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
 # -- links -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *NOTEBOOKS], ids=named)
 def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(document: Path) -> None:
-    assert not list(broken(document, document.read_text(encoding="utf-8")))
+    text = document.read_text(encoding="utf-8")
+    if document in NOTEBOOKS:
+        text = "\n".join(line for cell in json.loads(text)["cells"] for line in cell["source"])
+    assert not list(broken(document, text))
 
 
 def test_a_link_to_nothing_is_found() -> None:

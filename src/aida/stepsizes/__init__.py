@@ -1,4 +1,4 @@
-"""The adaptive stepsizes of a training run, layer by layer, read from the optimizer's state.
+"""The adaptive stepsizes of a training run, layer by layer, read from the optimizer's state::
 
     probe = StepsizeProbe(optimizer, model.named_parameters(), every=100, sink=sink("stepsizes.jsonl"))
 
