@@ -15,9 +15,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 NAMES = ("a", "b", "c")
 
-#: Keeps distribute_tensor from communicating. torch 2.6, which lacks it, sends what rank 0 has: the same values.
-LOCAL: dict[str, Any] = {"src_data_rank": None} if torch.__version__ >= (2, 7) else {}
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -49,7 +46,7 @@ class Layout:
 
     def lay(self, whole: Tensor) -> DTensor:
         """This rank's part, as a DTensor, without communication."""
-        return distribute_tensor(whole.clone(), self.mesh, self.placements, **LOCAL)
+        return distribute_tensor(whole.clone(), self.mesh, self.placements, src_data_rank=None)
 
     def lay_as(self, kind: str, whole: Tensor) -> DTensor:
         """A gradient with the values of ``whole`` that is laid out in another way than its parameter."""
