@@ -79,8 +79,8 @@ def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> St
         if not line.strip():
             continue
         try:
-            record = _record(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            record = read_record(line)
+        except ValueError:
             damaged.append(number)
             continue
         if isinstance(record, LayerStepsizes):
@@ -118,7 +118,9 @@ class TensorBoard:
             self._add("at_bound", record.at_bound, record.step)
             self._writer.flush()
             return
-        for name in ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g"):
+        for name in (
+            "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "update_ratio", "lost"
+        ):  # fmt: skip
             self._add(f"{name}/{record.layer}", getattr(record, name), record.step)
         for level, value in record.quantiles:
             self._add(f"quantile_{level:g}/{record.layer}", value, record.step)
@@ -149,8 +151,15 @@ def _jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_record(line: bytes) -> Record:
+    """The record in a line of :class:`JsonLines`; ValueError if there is none."""
+    try:
+        return _record(json.loads(line))
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no stepsize record: {error}") from None
+
+
 def _record(fields: dict[str, Any]) -> Record:
-    """The record in a line; raises ValueError or similar if the line is no record."""
     fields.update({name: value for name, value in _NULLS.items() if name in fields and fields[name] is None})
     record: Record
     if "layer" not in fields:
@@ -159,7 +168,8 @@ def _record(fields: dict[str, Any]) -> Record:
     else:
         fields.update({name: _tupled(fields[name]) for name in ("shape", "quantiles", "hyper")})
         record = LayerStepsizes(**fields)
-        numbers = [record.elements, record.mean, record.std, record.min, record.max, record.bound or 0.0]
+        maybe = (record.bound, record.weight_norm, record.update_norm, record.lost)
+        numbers = [record.elements, record.mean, record.std, record.min, record.max, *(each or 0.0 for each in maybe)]
         if not _is_name(record.layer) or not isinstance(record.shape, tuple) or not isinstance(record.hyper, dict):
             raise ValueError("the layer has no name, no shape or no hyper-parameters")
     if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
