@@ -85,10 +85,10 @@ class Reader:
             "at_bound": [None if bound is None else found for bound, found in shares],
         }  # fmt: skip
         found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        for number, sums in self._sums().items():
-            squares = zip(("weight_norm", "update_norm"), sums, strict=False)
-            found[number] |= {name: math.sqrt(square) for name, square in squares}
-            found[number] |= {"lost": lost / self._layers[number].size for lost in sums[2:]}
+        for number, (weights, updates, *lost) in self._sums().items():
+            found[number] |= {"weight_norm": math.sqrt(weights), "update_norm": math.sqrt(updates)}
+            if lost:
+                found[number]["lost"] = lost[0] / self._layers[number].size
         return found
 
     def _sums(self) -> dict[int, list[float]]:
@@ -108,7 +108,7 @@ class Reader:
         keys = self._reading.keys(group)
         columns = [[layer.state[key] for layer in layers] for key in keys]
         momentum = self._reading.momentum
-        if momentum in layers[0].state and "betas" in group:
+        if momentum is not None and momentum in layers[0].state and "betas" in group:
             columns += [[layer.state[momentum] for layer in layers], [layer.param.resolve_conj() for layer in layers]]
             rate = group["lr"] / (1 - group["betas"][0] ** layers[0].step)
             if scales is not None and (gradients := scales.gradients(layers)):

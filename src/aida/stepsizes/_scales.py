@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aida._step.hyper import Hyper, from_group
+from aida._step.hyper import Hyper
 from aida._step.sharding import is_dtensor
 from aida.backends import scalar_dtype
 from aida.optimizer import Aida
