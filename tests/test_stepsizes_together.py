@@ -16,7 +16,8 @@ from aida.stepsizes import _histogram as histogram
 from aida.stepsizes import _pieces as tensor_pieces
 
 FIELDS = (
-    "elements", "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "weight_norm", "update_norm", "lost",
+    "elements", "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "weight_norm",
+    "update_norm", "lost",
 )  # fmt: skip
 
 
