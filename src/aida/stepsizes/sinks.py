@@ -174,8 +174,8 @@ def _record(fields: dict[str, Any]) -> Record:
             raise ValueError("the layer has no name, no shape or no hyper-parameters")
     if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
         raise ValueError("a field is not a number, or not a name")
-    if type(record.step) is not int or not 0 <= record.step < 2**53:
-        raise ValueError("the step is not a count")
+    if not all(type(n) is int and 0 <= n < 2**53 for n in (record.step, record.elements - 1)):
+        raise ValueError("the step, or the number of elements, is not a count")
     return record
 
 
