@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the files.
 _EVERY = 1.0
 
-#: Lines, and pages, that a key scrolls. Arrow keys and page keys send several bytes.
+#: Arrow and page keys send several bytes.
+_KEY = re.compile(rb"\x1b[\[O][\d;]*[A-Za-z~]|.", re.DOTALL)
+#: Lines, and pages, that a key scrolls.
 _SCROLLS = {
     b"k": (-1, 0), b"\x1b[A": (-1, 0), b"\x1bOA": (-1, 0), b"j": (1, 0), b"\x1b[B": (1, 0), b"\x1bOB": (1, 0),
     b"b": (0, -1), b"\x1b[5~": (0, -1), b" ": (0, 1), b"\x1b[6~": (0, 1),
@@ -89,10 +92,11 @@ def _live(shown: Any, watcher: Watcher) -> None:
             padding = [Text()] * (room - (last - first))
             live.update(Group(*lines[first:last], *padding, status), refresh=True)
             pressed = key(_EVERY)
-            if pressed is None or pressed in (b"q", b"Q"):
+            if pressed is None or b"q" in pressed.lower():
                 return
-            few, pages = _SCROLLS.get(pressed, (0, 0))
-            first += few + pages * room
+            for one in _KEY.findall(pressed):  # a key that is held sends many at once
+                few, pages = _SCROLLS.get(one, (0, 0))
+                first += few + pages * room
 
 
 @contextmanager
@@ -119,7 +123,7 @@ def _keys() -> Iterator[Callable[[float], bytes | None]]:
 
     def key(seconds: float) -> bytes | None:
         ready, _, _ = select([terminal], [], [], seconds)
-        return (os.read(terminal, 16) or None) if ready else b""
+        return (os.read(terminal, 1024) or None) if ready else b""
 
     try:
         tty.setcbreak(terminal)

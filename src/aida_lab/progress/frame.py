@@ -14,8 +14,8 @@ from aida_lab.progress.status import STYLES, age_in_words, in_words
 from aida_lab.progress.watched import Watched
 from aida_lab.runs.checks import finite
 
-#: Heights of a trend, and the full and the empty part of a bar; on terminals without Unicode the second ones.
-_HEIGHTS, _BAR = ("▁▂▃▄▅▆▇█", "_.-=+*%#"), ("█·", "#.")
+#: Heights of a trend, the full and the empty part of a bar, a cut name; on terminals without Unicode the second ones.
+_HEIGHTS, _BAR, _CUT = ("▁▂▃▄▅▆▇█", "_.-=+*%#"), ("█·", "#."), "…~"
 _STYLES = {**STYLES, "running": "cyan", "damaged": "red"}
 #: Columns of the widest trend and the widest bar.
 _TREND, _WIDE_BAR = 30, 20
@@ -29,21 +29,21 @@ def frame(runs: Sequence[Watched], width: int, ascii_only: bool = False) -> list
             title = [Text(run.name, "bold")] if len(runs) > 1 else []
             lines += [Text(), *title, *_table(run.layers, width, ascii_only)]
     for line in lines:
-        line.truncate(width, overflow="ellipsis")
+        line.truncate(width)
     return lines
 
 
 def _about(run: Watched, width: int, ascii_only: bool) -> list[Text]:
-    title = Text(run.name, "bold")
     step = max((records[0].step for records in run.layers), default=0)
     epoch = f"epoch {run.epoch}/{run.epochs}" if run.epochs else f"epoch {run.epoch}" if run.epoch else ""
-    title.append(f"  {run.state}" if run.state else "", _STYLES.get(run.state, ""))
     if run.changed is None:
-        title.append("  nothing there yet", "yellow")
+        words = ["nothing there yet"]
     else:
         age = f"{age_in_words(max(time.time() - run.changed, 0.0))} ago"
-        title.append("  " + "  ".join(filter(None, (epoch, f"step {step:,}" if step else "", age))), "not bold")
-    lines = [title]
+        words = [run.state, epoch, f"step {step:,}" if step else "", age]
+    said = "".join(f"  {word}" for word in words if word)
+    name = _shortened(run.name, max(8, width - len(said)), ascii_only)
+    lines = [Text.assemble((name, "bold"), (said, _STYLES.get(run.state, "")))]
     if run.curves:
         curves = Text(" ")
         room = max(8, min(_TREND, (width - 2) // len(run.curves) - 20))
@@ -90,7 +90,7 @@ def _table(layers: Sequence[Sequence[LayerStepsizes]], width: int, ascii_only: b
 
 def _line(records: Sequence[LayerStepsizes], name: int, wide: int, bar: int, lossy: bool, ascii_only: bool) -> Text:
     latest, past = records[0], records[::-1]
-    line = Text(set_cell_size(_shortened(latest.layer, name), name))
+    line = Text(set_cell_size(_shortened(latest.layer, name, ascii_only), name))
     line.append(f" {latest.mean:9.3g} ", "" if math.isfinite(latest.mean) else "red")
     line.append(f"{trend([each.mean for each in past], wide, True, ascii_only):<{wide}} ", "cyan")
     full, empty = _BAR[ascii_only]
@@ -106,13 +106,13 @@ def _line(records: Sequence[LayerStepsizes], name: int, wide: int, bar: int, los
     return line
 
 
-def _shortened(name: str, width: int) -> str:
-    """A layer's name without its beginning: the end tells layers apart."""
+def _shortened(name: str, width: int, ascii_only: bool) -> str:
+    """A name without its beginning: the end tells layers, and folders, apart."""
     if cell_len(name) <= width:
         return name
     while cell_len(name) >= width:
         name = name[1:]
-    return f"…{name}"
+    return _CUT[ascii_only] + name
 
 
 def _share(share: float | None) -> str:

@@ -74,21 +74,21 @@ class Watcher:
 
 def _runs(path: Path) -> list[Path]:
     """The path itself, or the runs in a folder of runs."""
-    if path.is_file():
+    if os.path.isfile(path):
         return [Path(os.path.realpath(path))]  # a link that the user names is followed, a link in a folder is not
-    if path.is_dir() and not _is_run(path):
+    if os.path.isdir(path) and not _is_run(path):
         with suppress(OSError):
             return [each for each in path.iterdir() if _is_run(each) or each.suffix == ".jsonl"] or [path]
     return [path]
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and any(os.path.lexists(path / name) for name in (STEPSIZES, CURVE, SPEC))
+    return os.path.isdir(path) and any(os.path.lexists(path / name) for name in (STEPSIZES, CURVE, SPEC))
 
 
 def _files(run: Path) -> tuple[Path, Path]:
     """The stepsizes and the curve of a run."""
-    return (run / STEPSIZES, run / CURVE) if run.is_dir() else (run, run.with_name(CURVE))
+    return (run / STEPSIZES, run / CURVE) if os.path.isdir(run) else (run, run.with_name(CURVE))
 
 
 def _version(run: Path) -> tuple[Any, ...]:
@@ -128,7 +128,7 @@ def _of_the_lab(record: RunRecord) -> dict[str, Any]:
     if record.spec is not None:
         (label,) = labels([record.spec]).values()
         found |= {"name": one_line(f"{record.spec.experiment} {label}"), "epochs": record.spec.epochs}
-        if not record.spec.probe_every:
+        if not record.spec.probe_every and not os.path.lexists(record.path / STEPSIZES):
             found["problem"] = record.problem or "no stepsizes: a run records them with aida train --probe"
     return found
 
