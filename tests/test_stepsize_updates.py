@@ -44,6 +44,15 @@ def test_the_norms_are_those_of_the_parameter_and_of_its_change(name, dtype):
     assert record.lost is None
 
 
+def test_lr_and_beta1_can_be_tensors():
+    norms = []
+    for lr, beta1 in ((0.01, 0.9), (torch.tensor([0.01]), torch.tensor(0.9))):
+        p = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+        _, record = steps(p, Aida([p], lr=lr, betas=(beta1, 0.999)), 4)
+        norms.append((record.update_norm, record.lost))
+    assert norms[1] == pytest.approx(norms[0])
+
+
 def test_an_optimizer_with_another_update_has_no_norms():
     p = nn.Parameter(torch.ones(4))
     _, nadam = steps(p, torch.optim.NAdam([p]), 2)

@@ -111,6 +111,8 @@ class Reader:
         if momentum is not None and momentum in layers[0].state and "betas" in group:
             columns += [[layer.state[momentum] for layer in layers], [layer.param.resolve_conj() for layer in layers]]
             rate = group["lr"] / (1 - group["betas"][0] ** layers[0].step)
+            if isinstance(rate, Tensor):
+                rate = rate.reshape(()).to(layers[0].param.device, non_blocking=True)
             if scales is not None and (gradients := scales.gradients(layers)):
                 columns.append(gradients)
         step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: a number needs no launch

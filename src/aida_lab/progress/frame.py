@@ -15,7 +15,7 @@ from aida_lab.progress.watched import Watched
 from aida_lab.runs.checks import finite
 
 #: Heights of a trend, the full and the empty part of a bar, a cut name; on terminals without Unicode the second ones.
-_HEIGHTS, _BAR, _CUT = ("▁▂▃▄▅▆▇█", "_.-=+*%#"), ("█·", "#."), "…~"
+_HEIGHTS, _FULL, _EMPTY, _CUT = ("▁▂▃▄▅▆▇█", "_.-=+*%#"), "█#", "·.", "…~"
 _STYLES = {**STYLES, "running": "cyan", "damaged": "red"}
 #: Columns of the widest trend and the widest bar.
 _TREND, _WIDE_BAR = 30, 20
@@ -93,7 +93,7 @@ def _line(records: Sequence[LayerStepsizes], name: int, wide: int, bar: int, los
     line = Text(set_cell_size(_shortened(latest.layer, name, ascii_only), name))
     line.append(f" {latest.mean:9.3g} ", "" if math.isfinite(latest.mean) else "red")
     line.append(f"{trend([each.mean for each in past], wide, True, ascii_only):<{wide}} ", "cyan")
-    full, empty = _BAR[ascii_only]
+    full, empty = _FULL[ascii_only], _EMPTY[ascii_only]
     share = finite(latest.at_bound)
     filled = round(min(max(share or 0.0, 0.0), 1.0) * bar)
     line.append(" " * bar if share is None else full * filled + empty * (bar - filled), "yellow")
