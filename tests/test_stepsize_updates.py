@@ -46,9 +46,9 @@ def test_the_norms_are_those_of_the_parameter_and_of_its_change(name, dtype):
 
 def test_lr_and_beta1_can_be_tensors():
     norms = []
-    for lr, beta1 in ((0.01, 0.9), (torch.tensor([0.01]), torch.tensor(0.9))):
+    for lr, *betas in ((0.01, 0.9, 0.999), (torch.tensor([0.01]), torch.tensor(0.9), torch.tensor(0.999))):
         p = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
-        _, record = steps(p, Aida([p], lr=lr, betas=(beta1, 0.999)), 4)
+        _, record = steps(p, Aida([p], lr=lr, betas=tuple(betas)), 4)
         norms.append((record.update_norm, record.lost))
     assert norms[1] == pytest.approx(norms[0])
 
