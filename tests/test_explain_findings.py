@@ -87,6 +87,12 @@ def test_float32_parameters_lose_nothing_and_are_not_counted():
     assert "lost updates 100 % of 8 bf16 and fp16 elements" in stepped(Aida(mixed, lr=1e-5), 1.0, 1.0)
 
 
+def test_lost_updates_that_cannot_be_known_are_said_to_be_unknown():
+    assert "lost updates not known" in stepped(torch.optim.NAdam(ones(4, dtype=torch.bfloat16)), 1.0)
+    assert "lost" not in stepped(torch.optim.NAdam(ones(4)), 1.0)
+    assert "lost" not in explain(torch.optim.NAdam(ones(4, dtype=torch.bfloat16)))  # before the first step
+
+
 def test_every_group_has_findings_of_its_own():
     groups = [{"params": ones(4)}, {"params": ones(3), "eps": 1e-20}]
     first, second = stepped(Aida(groups), 1e-6, 1e-6).split("group 1")

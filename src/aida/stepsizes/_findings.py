@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch.optim import Optimizer
 
 from aida._step.sharding import is_dtensor
@@ -14,6 +15,8 @@ from aida.stepsizes.records import LayerStepsizes
 
 #: From this share of lost updates on, advice follows.
 _MANY = 0.1
+
+_LOW = (torch.bfloat16, torch.float16)
 
 _INDENT = "\n" + 16 * " "
 
@@ -32,12 +35,16 @@ def findings(optimizer: Optimizer, reading: Reading) -> list[list[str]]:
         mine = [layer for layer in layers if layer.group == index]
         sharded = " on this rank" if any(map(is_dtensor, group["params"])) else ""
         found.append(_findings(mine, reading, sharded))
+        if mine and reading.momentum is None and any(p.dtype in _LOW for p in group["params"]):
+            found[-1].append(
+                "  lost updates  not known of this optimizer, whose update is not lr * stepsize * momentum"
+            )
     return found
 
 
 def _findings(layers: Sequence[LayerStepsizes], reading: Reading, where: str) -> list[str]:
     if not layers:
-        return ["  measured      nothing yet; after some steps, explain says here what happens to the updates"]
+        return [f"  measured      nothing yet{where}; after some steps, explain says here what happens to the updates"]
     sound = [layer for layer in layers if math.isfinite(layer.mean)]
     lines = []
     if len(sound) < len(layers):
