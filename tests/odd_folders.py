@@ -279,7 +279,8 @@ def _stepsizes() -> Iterable[Case]:
     wrong: dict[str, list[Any]] = {
         "mean": ["1", [], 10**400, 1e308], "method": [5, None, ESCAPE, "x" * 10_000],
         "step": ["1", -1, 1.5, 10**400, None],
-        "at_bound": ["x", [1], 10**400], "elements": ["x", None],
+        "at_bound": ["x", [1], 10**400], "elements": ["x", None, 0, -1, 1.5],
+        "weight_norm": ["x", [1], 10**400], "update_norm": ["x"], "lost": [[1]],
     }  # fmt: skip
     for field, values in wrong.items():
         for value in values:

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import aida_lab.report.build as build
 from aida_lab.cli import app
+from aida_lab.progress.frame import frame
+from aida_lab.progress.watched import Watcher
 from aida_lab.runs.files import read_archive
 from aida_lab.runs.records import scan
 from odd_folders import CASES, FILES, SECRET, Case, make
@@ -138,6 +140,16 @@ def test_runs_lists_them_all(every: Path):
     found = aida("runs", every)
     assert f"{len(list(every.iterdir()))} runs in" in found.output
     assert re.search(rf"{GOOD.key}\W+digits.*finished.*93.00 \(3\)", found.output)
+
+
+def test_watch_shows_each_as_far_as_it_can_be_read(every: Path):
+    for folder in every.iterdir():
+        shown = "".join(line.plain for line in frame(Watcher([folder]).look(), 80))
+        assert shown
+        assert SECRET not in shown
+        assert not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", shown), folder
+    assert "accuracy 93.00" in aida("watch", every / GOOD.key, "--once").output
+    assert re.match(r"20 of \d{3} runs", aida("watch", every, "--once").output)
 
 
 def test_collect_takes_the_good_ones(every: Path, tmp_path: Path):

@@ -20,7 +20,7 @@ from aida.stepsizes import _histogram as histogram
 from aida.stepsizes import _pieces as tensor_pieces
 
 ADAPTIVE = [name for name, entry in catalog().items() if entry.reading.stepsize is not None]
-FIELDS = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")
+FIELDS = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "weight_norm", "update_norm", "lost")
 LEVELS = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 

@@ -15,7 +15,10 @@ from aida.stepsizes import LayerStepsizes, StepsizeProbe
 from aida.stepsizes import _histogram as histogram
 from aida.stepsizes import _pieces as tensor_pieces
 
-FIELDS = ("elements", "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")
+FIELDS = (
+    "elements", "mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "weight_norm",
+    "update_norm", "lost",
+)  # fmt: skip
 
 
 @pytest.fixture

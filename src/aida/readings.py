@@ -52,6 +52,8 @@ class Reading:
         bound (Callable, default: no bound): maps a group to an upper bound of its stepsizes, or None.
         eps_inside (bool, default: False): whether eps is part of the second moment. If so, small gradients leave eps
             alone in it: the stepsize reaches its bound, and the update is that of SGD with momentum.
+        momentum (str, optional, default: "exp_avg"): the state tensor that ``lr * stepsize / (1 - beta1**step)``
+            multiplies in the update. None if the update is another one; it is then not measured.
     """
 
     about: str
@@ -61,6 +63,7 @@ class Reading:
     stepsize: Stepsize | None = None
     bound: Callable[[Group], float | None] = lambda group: None
     eps_inside: bool = False
+    momentum: str | None = "exp_avg"
 
 
 def outer_eps(key: str) -> Reading:

@@ -18,7 +18,8 @@ ADAM = replace(outer_eps("exp_avg_sq"), keys=lambda group: ("max_exp_avg_sq" if 
 #: Readings of torch's classes that are not in the catalog.
 OTHER_READINGS: Mapping[type[Optimizer], Reading] = {
     torch.optim.RAdam: radam.READING,
-    torch.optim.NAdam: outer_eps("exp_avg_sq"),
+    # its update mixes the momentum with the gradient
+    torch.optim.NAdam: replace(outer_eps("exp_avg_sq"), momentum=None),
 }
 
 ENTRIES = [

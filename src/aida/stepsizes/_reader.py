@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aida._step.hyper import from_group
 from aida.readings import Reading
 from aida.stepsizes import _histogram as histogram
 from aida.stepsizes._pieces import HostCopy, Layer, Slot, blocks, by_size, stretches
@@ -44,6 +46,8 @@ class Reader:
         self._owners: list[int] = []
         self._sizes: list[float] = []
         self._slots: list[tuple[Slot, ...]] = []
+        # their norms of weights and of updates and, in low precision, the number of updates that are lost
+        self._updates: list[tuple[Sequence[int], list[Slot]]] = []
         tables: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
         for block in blocks(layers):
             counts = self._read(block, scales)
@@ -80,7 +84,21 @@ class Reader:
             "quantiles": self._quantiles(smallest, largest), "bound": self._bounds,
             "at_bound": [None if bound is None else found for bound, found in shares],
         }  # fmt: skip
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        for number, (weights, updates, *lost) in self._sums().items():
+            found[number] |= {"weight_norm": math.sqrt(weights), "update_norm": math.sqrt(updates)}
+            if lost:
+                found[number]["lost"] = lost[0] / self._layers[number].size
+        return found
+
+    def _sums(self) -> dict[int, list[float]]:
+        """Of each layer whose update is known: squared norms of weights and update, and number of lost updates."""
+        found: dict[int, list[float]] = {}
+        for block, slots in self._updates:
+            for number, weights, updates, *lost in zip(block, *(slot.values.tolist() for slot in slots), strict=True):
+                more = [weights * weights, updates * updates, *lost]
+                found[number] = [a + b for a, b in zip(found.get(number, [0.0] * len(more)), more, strict=True)]
+        return found
 
     def _read(self, block: Sequence[int], scales: ScaleReader | None) -> list[Tensor]:
         """Enqueue the statistics of one of :func:`blocks`, and return its histograms."""
@@ -89,8 +107,14 @@ class Reader:
         group = layers[0].group
         keys = self._reading.keys(group)
         columns = [[layer.state[key] for layer in layers] for key in keys]
-        if scales is not None:
-            columns += scales.columns(layers)
+        momentum = self._reading.momentum
+        if momentum is not None and momentum in layers[0].state and "betas" in group:
+            columns += [[layer.state[momentum] for layer in layers], [layer.param.resolve_conj() for layer in layers]]
+            rate = group["lr"] / (1 - group["betas"][0] ** layers[0].step)
+            if isinstance(rate, Tensor):
+                rate = rate.reshape(()).to(layers[0].param.device, non_blocking=True)
+            if scales is not None and (gradients := scales.gradients(layers)):
+                columns.append(gradients)
         step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: a number needs no launch
         counts: list[Tensor] = []
         for flat in stretches(columns):
@@ -100,9 +124,21 @@ class Reader:
             if self._levels:
                 found = histogram.count(stepsize, sizes)
                 counts = [table.add_(more) for table, more in zip(counts, found, strict=True)] if counts else found
-            if scales is not None and len(flat) > len(keys):
-                scales.take(block, layers[0], flat[len(keys) :], stepsize, sizes)
+            if len(flat) > len(keys):
+                m, p, *gradient = flat[len(keys) :]
+                update = (m.to(torch.promote_types(m.dtype, torch.float32)) * stepsize).mul_(rate)
+                self._add_update(block, sizes, p, update)
+                if scales is not None and gradient:
+                    scales.take(block, sizes, from_group(group), m, p, gradient[0], update)
         return counts
+
+    def _add_update(self, block: Sequence[int], sizes: Sequence[int], p: Tensor, update: Tensor) -> None:
+        each = [p, update]
+        if p.dtype.itemsize < 4:
+            each.append((p.to(update.dtype) - update).to(p.dtype).eq(p).logical_and_(update != 0))
+        norm = partial(torch.linalg.vector_norm, dim=1, dtype=update.dtype)
+        found = [(norm(ps), norm(us), *(n.sum(dim=1) for n in lost)) for ps, us, *lost in by_size(sizes, *each)]
+        self._updates.append((block, [self._copy.add(*numbers) for numbers in zip(*found, strict=True)]))
 
     def _add_piece(self, stepsize: Tensor, block: Sequence[int], sizes: Sequence[int]) -> None:
         bound = self._bounds[block[0]]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aida._step.hyper import Hyper, from_group
+from aida._step.hyper import Hyper
 from aida._step.sharding import is_dtensor
 from aida.backends import scalar_dtype
 from aida.optimizer import Aida
@@ -43,32 +43,24 @@ class ScaleReader:
         clips = any(group["clip_norm"] is not None for group in optimizer.param_groups)
         self._squared_norm = self._total(optimizer.param_groups) if clips else None
 
-    def columns(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
-        """The tensors of similar layers that :meth:`take` needs; none without gradients or their norm."""
-        hyper = from_group(layers[0].group)
+    def gradients(self, layers: Sequence[Layer]) -> list[Tensor]:
+        """The gradients of similar layers that :meth:`take` needs; none if they, or their norm, are not known."""
         gradients = [layer.grad.resolve_conj() for layer in layers if layer.grad is not None]
-        if not gradients or (hyper.clip_norm is not None and self._squared_norm is None):
-            return []
-        momenta = [layer.state["exp_avg"] for layer in layers]
-        return [momenta, gradients, [layer.param for layer in layers]] if hyper.l2 else [momenta, gradients]
+        return [] if layers[0].group["clip_norm"] is not None and self._squared_norm is None else gradients
 
     def take(
-        self, layers: Sequence[int], like: Layer, flat: Sequence[Tensor], stepsize: Tensor, sizes: Sequence[int]
+        self, layers: Sequence[int], sizes: Sequence[int], hyper: Hyper, m: Tensor, p: Tensor, g: Tensor, update: Tensor
     ) -> None:
-        """Add a piece of those tensors, with the stepsizes of its elements.
+        """Add a piece of momenta, parameters, gradients and updates.
 
-        ``layers`` are the numbers of the layers in the piece, ``sizes`` their sizes, and ``like`` is one of them.
+        ``layers`` are the numbers of the layers in the piece, ``sizes`` their sizes.
         """
-        hyper = from_group(like.group)
-        m, g = flat[0], flat[1].to(flat[0].dtype)
+        g = g.to(m.dtype)
         scale = self._scale(hyper, m)
         if isinstance(scale, Tensor) or scale != 1:
             g = g * scale
         if hyper.l2:
-            rate = hyper.lr / (1 - hyper.beta1**like.step)
-            p = flat[2].to(m.dtype)
-            before = p + m * stepsize * rate if isinstance(rate, Tensor) else torch.addcmul(p, m, stepsize, value=rate)
-            g = torch.add(g, before, alpha=hyper.l2)
+            g = torch.add(g, p.to(m.dtype) + update, alpha=hyper.l2)
         norm = partial(torch.linalg.vector_norm, dim=1)
         found = [(products.sum(dim=1), norm(ms), norm(gs)) for products, ms, gs in by_size(sizes, m * g, m, g)]
         slots = [self._copy.add(*numbers) for numbers in zip(*found, strict=True)]

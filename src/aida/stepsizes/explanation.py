@@ -8,17 +8,23 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida._step.hyper import FLAG_KEYS, from_group
+from aida._step.hyper import from_group
 from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layers_of
 from aida._step.sharding import is_dtensor, local
 from aida.backends.choice import kind_of
-from aida.catalog import catalog, reading_for, unwrapped
+from aida.catalog import reading_for, unwrapped
 from aida.optimizer import Aida
 from aida.readings import Group, Reading
+from aida.stepsizes._findings import findings
+from aida.stepsizes.probe import hyper_values, method_of
 
 
 def explain(optimizer: Optimizer) -> str:
     """Describe each group of an optimizer: its stepsize and bound, where eps is, its path, its weight decay.
+
+    After some steps it also says whether eps decides the stepsizes, which updates bf16 and fp16 parameters lose,
+    and what to try: one measurement of a :class:`StepsizeProbe`, with the current lr. If parameters are sharded, it
+    is about the shards of this rank.
 
     Args:
         optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam.
@@ -28,6 +34,7 @@ def explain(optimizer: Optimizer) -> str:
     """
     optimizer = unwrapped(optimizer)
     reading = reading_for(optimizer)
+    found = findings(optimizer, reading)
     lines = []
     for index, group in enumerate(optimizer.param_groups):
         elements = sum(p.numel() for p in group["params"])
@@ -38,6 +45,7 @@ def explain(optimizer: Optimizer) -> str:
             f"  stepsize      {reading.about}",
             f"  its bound     {_bound(reading, group)}",
             f"  eps           {reading.eps}",
+            *found[index],
             f"  weight decay  {reading.weight_decay(group)}",
             f"  path          {_path(optimizer, group)}",
         ]
@@ -47,28 +55,6 @@ def explain(optimizer: Optimizer) -> str:
             given = ", ".join(f"{key} {_short(value)}" for key, value in keys.items())
             lines.append(f"  layers        {count}, each with its own projections ({given})")
     return "\n".join(lines)
-
-
-def method_of(optimizer: Optimizer) -> str:
-    """The optimizer's title in the catalog, or the name of its class."""
-    for entry in catalog().values():
-        if type(optimizer) is entry.optimizer:
-            return entry.title
-    return type(optimizer).__name__
-
-
-def hyper_values(group: Group) -> dict[str, Any]:
-    """The hyper-parameters of a group, without parameters, names, flags that only select a path, and layer keys."""
-    beside = {"params", "param_names", *FLAG_KEYS, *LAYER_KEYS}
-    return {key: value for key, value in group.items() if key not in beside and _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _short(value: Any) -> str:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida._step.layers import ONE_LAYER_KEYS, layer_label, layers_of
+from aida._step.hyper import FLAG_KEYS
+from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layer_label, layers_of
 from aida._step.sharding import is_dtensor, local
-from aida.catalog import reading_for, unwrapped
+from aida.catalog import catalog, reading_for, unwrapped
 from aida.optimizer import Aida
-from aida.readings import Reading
+from aida.readings import Group, Reading
 from aida.stepsizes._pieces import HostCopy, Layer, Slot, StepCounters
 from aida.stepsizes._reader import Reader
 from aida.stepsizes._scales import NO_SCALES, ScaleReader
-from aida.stepsizes.explanation import hyper_values, method_of
 from aida.stepsizes.records import LayerStepsizes, Measurement, Record, summarise
 
 
@@ -187,6 +187,28 @@ def _layers_of(name: str, p: Tensor, state: Mapping[str, Any], index: int, group
         if size := param.numel() * (2 if p.is_complex() else 1):
             shape = layers.shape_of(p, number)
             yield Layer(layer_label(name, layers, number), shape, param, grad, size, known, index, group, 0)
+
+
+def method_of(optimizer: Optimizer) -> str:
+    """The optimizer's title in the catalog, or the name of its class."""
+    for entry in catalog().values():
+        if type(optimizer) is entry.optimizer:
+            return entry.title
+    return type(optimizer).__name__
+
+
+def hyper_values(group: Group) -> dict[str, Any]:
+    """The hyper-parameters of a group, without parameters, names, flags that only select a path, and layer keys."""
+    beside = {"params", "param_names", *FLAG_KEYS, *LAYER_KEYS}
+    return {key: value for key, value in group.items() if key not in beside and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _named(named_parameters: Iterable[tuple[str, Tensor]], weights_only: bool) -> dict[Tensor, str]:

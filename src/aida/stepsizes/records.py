@@ -30,6 +30,16 @@ class LayerStepsizes:
     scale_m: float | None  #: the paper's gamma, the factor of m after the projections; Aida only
     scale_g: float | None  #: the paper's beta, the factor of g after the projections; Aida only
     hyper: Mapping[str, Any]  #: the group's hyper-parameters: lr, betas, eps and others
+    # unknown (None) in files of older versions, and if the optimizer has another update than lr * stepsize * momentum
+    weight_norm: float | None = None  #: 2-norm of the parameter after the step
+    update_norm: float | None = None  #: 2-norm of the update; without decoupled weight decay
+    #: share of the elements that such an update is too small to change, by rounding; bf16 and fp16 parameters only
+    lost: float | None = None
+
+    @property
+    def update_ratio(self) -> float | None:
+        """The update-to-weight ratio; None if it is unknown, or all weights are zero."""
+        return self.update_norm / self.weight_norm if self.update_norm is not None and self.weight_norm else None
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ def read_jsonl(path: str | os.PathLike[str], content: bytes | None = None) -> St
         if not line.strip():
             continue
         try:
-            record = _record(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            record = read_record(line)
+        except ValueError:
             damaged.append(number)
             continue
         if isinstance(record, LayerStepsizes):
@@ -160,8 +160,15 @@ def _jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_record(line: bytes) -> Record:
+    """The record in a line of :class:`JsonLines`; ValueError if there is none."""
+    try:
+        return _record(json.loads(line))
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no stepsize record: {error}") from None
+
+
 def _record(fields: dict[str, Any]) -> Record:
-    """The record in a line; raises ValueError or similar if the line is no record."""
     fields.update({name: value for name, value in _NULLS.items() if name in fields and fields[name] is None})
     record: Record
     if "layer" not in fields:
@@ -170,13 +177,14 @@ def _record(fields: dict[str, Any]) -> Record:
     else:
         fields.update({name: _tupled(fields[name]) for name in ("shape", "quantiles", "hyper")})
         record = LayerStepsizes(**fields)
-        numbers = [record.elements, record.mean, record.std, record.min, record.max, record.bound or 0.0]
+        maybe = (record.bound, record.weight_norm, record.update_norm, record.lost)
+        numbers = [record.elements, record.mean, record.std, record.min, record.max, *(each or 0.0 for each in maybe)]
         if not _is_name(record.layer) or not isinstance(record.shape, tuple) or not isinstance(record.hyper, dict):
             raise ValueError("the layer has no name, no shape or no hyper-parameters")
     if not all(map(_is_number, [*numbers, record.at_bound or 0.0])) or not _is_name(record.method):
         raise ValueError("a field is not a number, or not a name")
-    if type(record.step) is not int or not 0 <= record.step < 2**53:
-        raise ValueError("the step is not a count")
+    if not all(type(n) is int and 0 <= n < 2**53 for n in (record.step, record.elements - 1)):
+        raise ValueError("the step, or the number of elements, is not a count")
     return record
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from aida.stepsizes.records import AcrossLayers, Record
 from aida.stepsizes.sinks import CsvFile, JsonLines
 
-VALUES = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g")
+VALUES = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "update_ratio", "lost")
 
 
 def sink(to: Any) -> Callable[[Record], object]:

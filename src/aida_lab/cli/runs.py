@@ -103,7 +103,7 @@ def draw_means(means: Sequence[Configuration]) -> None:
 
 def _draw(found: list[dict[str, Any]]) -> None:
     from aida_lab.progress.labels import settings_in_words
-    from aida_lab.progress.status import in_words
+    from aida_lab.progress.status import age_in_words, in_words
     from aida_lab.runs.files import one_line
 
     drawn = table(
@@ -121,7 +121,7 @@ def _draw(found: list[dict[str, Any]]) -> None:
             f"{run['metric']} {best}" if best else "",
             in_words(run["last"]),
             f"{run['epoch']}/{run['epochs']}" if run["epochs"] else "",
-            _age(run["age"]),
+            age_in_words(run["age"]),
         )
     console().print(drawn)
     for run in found:
@@ -156,14 +156,6 @@ def _described(record: RunRecord, run: Run | None) -> dict[str, Any]:
         "folder": str(record.path),
         "problem": record.problem,
     }
-
-
-def _age(seconds: float) -> str:
-    """Time since the run's folder changed: ``40 s``, ``12 min``, ``3 h``, ``5 d``."""
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def collect_runs(

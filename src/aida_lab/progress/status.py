@@ -151,3 +151,11 @@ def time_left(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+
+
+def age_in_words(seconds: float) -> str:
+    """The time since a change: ``40 s``, ``12 min``, ``3 h``, ``5 d``."""
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
