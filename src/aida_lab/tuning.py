@@ -192,10 +192,14 @@ class Protocol:
                 return
 
     def _record(self, outcome: Outcome) -> None:
+        if outcome.done:
+            run = run_of(read_run(self.jobs.out / outcome.key), experiments())
+            if run.state in ("finished", "diverged"):
+                self._runs[outcome.key] = run
+            else:  # its folder was damaged since
+                outcome = Outcome(outcome.key, "failed", run.remark)
         if outcome.state != "busy":
             self.outcomes[outcome.key] = outcome
-        if outcome.done:
-            self._runs[outcome.key] = run_of(read_run(self.jobs.out / outcome.key), experiments())
 
     def _of(self, method: Method) -> Tuned:
         values: dict[int, float | None] = {}

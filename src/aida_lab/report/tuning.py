@@ -65,8 +65,8 @@ def tuning(column: Column) -> Grid | None:
         heads += _to_target(column, aim[1])
         remarks.append(
             f"Target: {words.number(aim[1], digits)}, the median of {title(aim[0].name)} over its fresh seeds at the "
-            "best epoch. Epochs, steps and training seconds to it are medians over fresh seeds too; a run that does not "
-            "reach it counts as the latest."
+            "best epoch. Epochs, steps and training seconds to it are medians over fresh seeds too; a run that does "
+            "not reach it counts as the latest."
         )
     return grid(f"tuning-{column.id}", f"{column.title}: tuning", heads, column.sweeps, remarks).without_empty()
 
@@ -84,7 +84,7 @@ def _to_target(column: Column, aim: float) -> list[Head]:
             if each.name in unreached:
                 return absent("not reached" if name == "epochs" else "")
             value = getattr(found[each.name], name) if each.name in found else None
-            return absent("") if value is None else Field(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", value)
+            return absent("") if value is None else Field(f"{value:.3g}" if value < 1000 else f"{value:,.0f}", value)
 
         return shown
 
