@@ -22,8 +22,8 @@ Scale = Literal["linear", "log", "gap"]
 #: The first epochs are far from all others. The y axis fits the points after this share of the x axis.
 SETTLED = 0.1
 
-#: The sensitivity's y axis fits each method's best learning rate and so many on both sides; others are far away.
-_NEAR = 2
+#: The same for best of k: a single learning rate drawn at random may be very bad.
+_FIRST_DRAWS = 0.15
 
 #: Points per curve on the page: more than a screen can show is useless, fewer than 20 hide the shape.
 _MOST, _FEWEST = 200, 20
@@ -171,7 +171,7 @@ def _searched(method: str, points: Sequence[tuple[float, Configuration]], metric
 
 def sensitivity(column: Column) -> Chart:
     """The tuning runs over the learning rate, each method's best one marked."""
-    series, near = [], []
+    series, shown = [], []
     for each in column.sweeps:
         mean = each.fresh.mean_std("best") if each.fresh else None
         fresh = f"; fresh seeds {words.spread(mean, column.digits)}, n={mean.n}" if mean else ""
@@ -181,11 +181,11 @@ def sensitivity(column: Column) -> Chart:
             best, note = lr == each.best, f"lr {words.plain(lr)}"
             if value is not None:  # a diverged run has no point
                 points.append(Point(lr, value, opens=configuration.id, note=note + fresh * best, best=best))
-        place = next((place for place, point in enumerate(points) if point.best), 0)
-        near += [point.y for point in points[max(0, place - _NEAR) : place + _NEAR + 1]]
+        ranked = sorted((point.y for point in points), reverse=column.metric.better == "higher")
+        shown += ranked[: (len(ranked) + 1) // 2]  # the others may be very far away
         series.append(Series(each.name, "line", tuple(points), marked=True))
-    room = 0.06 * (max(near) - min(near)) if near else 0.0
-    ends = (min(near) - room, max(near) + room) if room else None
+    room = 0.06 * (max(shown) - min(shown)) if shown else 0.0
+    ends = (min(shown) - room, max(shown) + room) if room else None
     seeds = ", ".join(map(str, sorted(frozenset().union(*(each.seeds for each in column.sweeps)))))
     chart = _chart(
         column, "sensitivity", "Learning-rate sensitivity", [each for each in series if each.points],
@@ -206,7 +206,7 @@ def best_of_k(column: Column) -> Chart:
         series.append(Series(each.name, "line", tuple(Point(k, value) for k, value in expected)))
     chart = _chart(
         column, "best-of-k", "Best of k", series, Axis("k learning rates, drawn at random", integer=True, pad=0.02),
-        replace(_metric(column), label=f"expected best {column.metric.title}"),
+        replace(_metric(column), label=f"expected best {column.metric.title}"), _FIRST_DRAWS,
     )  # fmt: skip
     said = f"{column.setup.manner}; one tuning run per learning rate; a diverged run counts as the worst finished one"
     return replace(chart, subtitle=said)

@@ -76,9 +76,10 @@ def ordered(methods: Iterable[str]) -> list[str]:
     names = list(catalog())
 
     def place(method: str) -> tuple[int, str]:
-        if match := re.fullmatch(r"aida-k(\d+)", method):
+        base = method.partition(" ")[0]
+        if match := re.fullmatch(r"aida-k(\d+)", base):
             return -int(match[1]), method
-        return (1 + names.index(method) if method in names else 1 + len(names)), method
+        return (1 + names.index(base) if base in names else 1 + len(names)), method
 
     return sorted(set(methods), key=place)
 
