@@ -15,7 +15,7 @@ from aida_lab.report.page import payload
 from aida_lab.report.sweeps import expected_best
 from aida_lab.report.tuning import target, tuning
 from aida_lab.spec import Metric
-from report_fixture import ACCURACY, EXPERIMENTS, PERPLEXITY, experiment, spec, write_diverged_run, write_run
+from report_fixture import EXPERIMENTS, PERPLEXITY, experiment, spec, write_diverged_run, write_run
 
 RATES = (1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1)
 
@@ -215,7 +215,3 @@ def test_the_same_runs_give_the_same_bytes_and_the_figures_are_written(root, tmp
     text = (tmp_path / "one" / "tables" / "table-III.md").read_text()
     assert "not reached" in text
     assert "Target: 91.00, the median of AdamW" in text
-
-
-def test_a_sweep_is_of_the_metric_that_its_runs_have(root):
-    assert all(each.metric == ACCURACY for each in column_of(root).sweeps)
