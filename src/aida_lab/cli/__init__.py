@@ -24,6 +24,7 @@ from aida_lab.cli.search import search
 from aida_lab.cli.stepsizes import stepsizes
 from aida_lab.cli.theory import theory
 from aida_lab.cli.train import TrainCommand, list_experiments, train
+from aida_lab.cli.tune import tune
 from aida_lab.cli.watch import watch
 
 #: Packages of the extra ``lab``. A command that misses one of them says so in one line.
@@ -90,6 +91,7 @@ def _assembled() -> typer.Typer:
     commands.command("stepsizes")(stepsizes)
     commands.command("experiments")(list_experiments)
     commands.command("train", cls=TrainCommand)(train)
+    commands.command("tune")(tune)
     commands.command("search")(search)
     commands.command("runs")(list_runs)
     commands.command("watch")(watch)

@@ -13,6 +13,7 @@ from aida_lab.report.page import page
 from aida_lab.report.plots import draw_all, draw_stepsizes
 from aida_lab.report.publish import PAGE, publishing
 from aida_lab.report.results import Results, Table, arrange
+from aida_lab.report.tuning import tuning
 from aida_lab.spec import Experiment
 
 
@@ -80,6 +81,8 @@ def _markdown(table: Table) -> str:
     for column in table.columns:
         about = f"{column.metric.title}, {column.metric.better} is better. {column.setup.manner}."
         parts.append(formats.markdown(tables.comparison(column), subtitle=about))
+        if found := tuning(column):
+            parts.append(formats.markdown(found, level=3))
         if tables.searched(column):
             parts.append(formats.markdown(tables.search(column), level=3))
     return "\n".join(parts)

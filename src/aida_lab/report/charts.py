@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aida_lab.report import words
@@ -11,6 +11,7 @@ from aida_lab.report.columns import Column
 from aida_lab.report.groups import Configuration
 from aida_lab.report.profile import Profile
 from aida_lab.report.statistics import MeanStd, mean_std
+from aida_lab.report.sweeps import expected_best, lr_of
 from aida_lab.runs.checks import finite
 from aida_lab.spec import Metric
 
@@ -20,6 +21,9 @@ Scale = Literal["linear", "log", "gap"]
 
 #: The first epochs are far from all others. The y axis fits the points after this share of the x axis.
 SETTLED = 0.1
+
+#: The same for best of k: a single learning rate drawn at random may be very bad.
+_FIRST_DRAWS = 0.15
 
 #: Points per curve on the page: more than a screen can show is useless, fewer than 20 hide the shape.
 _MOST, _FEWEST = 200, 20
@@ -54,6 +58,8 @@ class Point:
     opens: str = ""
     #: What a tooltip adds to the numbers.
     note: str = ""
+    #: Drawn with a ring around it.
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,10 @@ def views(column: Column, epochs: Sequence[int]) -> list[Chart]:
     # an experiment may be measured only after its last epoch
     first = [metric, loss] if any(len(each.points) > 1 for each in metric.series) else [loss, metric]
     rest = [times(column)] if column.timed else []
-    return [each for each in first if each.series] + rest + searches(column)
+    tuned = [sensitivity(column), best_of_k(column)] if column.sweeps else []
+    # the sensitivity shows the learning rates
+    searched = [each for each in searches(column) if not tuned or each.name != "search-lr"]
+    return [each for each in first if each.series] + rest + tuned + searched
 
 
 def curves(column: Column, quantity: Quantity, epochs: Sequence[int]) -> Chart:
@@ -160,6 +169,49 @@ def _searched(method: str, points: Sequence[tuple[float, Configuration]], metric
             yield Series(method, "points" if minor else "line", tuple(drawn), marked=True, minor=minor)
 
 
+def sensitivity(column: Column) -> Chart:
+    """The tuning runs over the learning rate, each method's best one marked."""
+    series, shown = [], []
+    for each in column.sweeps:
+        mean = each.fresh.mean_std("best") if each.fresh else None
+        fresh = f"; fresh seeds {words.spread(mean, column.digits)}, n={mean.n}" if mean else ""
+        points = []
+        for configuration in each.configurations:
+            lr, value = lr_of(configuration), each.values[lr_of(configuration)]
+            best, note = lr == each.best, f"lr {words.plain(lr)}"
+            if value is not None:  # a diverged run has no point
+                points.append(Point(lr, value, opens=configuration.id, note=note + fresh * best, best=best))
+        ranked = sorted((point.y for point in points), reverse=column.metric.better == "higher")
+        shown += ranked[: (len(ranked) + 1) // 2]  # the others may be very far away
+        series.append(Series(each.name, "line", tuple(points), marked=True))
+    room = 0.06 * (max(shown) - min(shown)) if shown else 0.0
+    ends = (min(shown) - room, max(shown) + room) if room else None
+    seeds = ", ".join(map(str, sorted(frozenset().union(*(each.seeds for each in column.sweeps)))))
+    chart = _chart(
+        column, "sensitivity", "Learning-rate sensitivity", [each for each in series if each.points],
+        Axis("learning rate, log scale", "log", pad=0.04), replace(_metric(column), ends=ends),
+    )  # fmt: skip
+    said = f"{column.setup.manner}; tuning seed {seeds}; rings: the best; {column.metric.better} is better"
+    return replace(chart, subtitle=said)
+
+
+def best_of_k(column: Column) -> Chart:
+    """What a smaller budget would have found: the expected best of k learning rates of the grid."""
+    finished = [value for each in column.sweeps for value in each.values.values() if value is not None]
+    worst = (min if column.metric.better == "higher" else max)(finished, default=0.0)
+    series = []
+    for each in column.sweeps:
+        values = [worst if value is None else value for value in each.values.values()]
+        expected = enumerate(expected_best(values, column.metric), start=1)
+        series.append(Series(each.name, "line", tuple(Point(k, value) for k, value in expected)))
+    chart = _chart(
+        column, "best-of-k", "Best of k", series, Axis("k learning rates, drawn at random", integer=True, pad=0.02),
+        replace(_metric(column), label=f"expected best {column.metric.title}"), _FIRST_DRAWS,
+    )  # fmt: skip
+    said = f"{column.setup.manner}; one tuning run per learning rate; a diverged run counts as the worst finished one"
+    return replace(chart, subtitle=said)
+
+
 def profile_chart(found: Profile) -> Chart:
     """The share of tasks on which each method is within a gap of the best."""
     furthest = 108 * max(gap for gaps in found.gaps.values() for gap in gaps) or 1.0
@@ -208,7 +260,7 @@ def in_json(chart: Chart, rounded: Callable[[float], float]) -> dict[str, Any]:
             values = [getattr(point, name) for point in each.points]
             if any(value is not None for value in values):
                 found[name] = [None if value is None else rounded(value) for value in values]
-        for name in ("opens", "note"):
+        for name in ("opens", "note", "best"):
             texts = [getattr(point, name) for point in each.points]
             if any(texts):
                 found[name] = texts[0] if len(set(texts)) == 1 else texts

@@ -34,6 +34,8 @@ class Curve:
     metric: tuple[float | None, ...] = ()
     loss: tuple[float | None, ...] = ()
     seconds: tuple[float | None, ...] = ()
+    #: Training steps so far.
+    steps: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def run_of(record: RunRecord, experiments: Mapping[str, Experiment]) -> Run:
         remark = f"finished without a number for {metric or 'its metric'}"
     sessions, rows = _read(read_sessions, record.path), _read(read_curve, record.path)
     versions = (each.get("versions") for each in sessions)
-    names = (declared.key if declared else metric, "loss", "seconds")
+    names = (declared.key if declared else metric, "loss", "seconds", "step")
     values = (tuple(finite(row.get(name)) for row in rows) for name in names)
     return Run(
         folder=record.path, spec=spec, state=state, declared=declared,

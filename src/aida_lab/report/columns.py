@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from aida_lab.report import words
 from aida_lab.report.collect import Run
 from aida_lab.report.groups import Configuration, Measure, Setup, ranked
 from aida_lab.report.naming import file_name, ordered
 from aida_lab.report.statistics import Comparison, MeanStd, against_control, against_published, mean_std
+from aida_lab.report.sweeps import Sweep, sweeps, without_tuning_runs
 from aida_lab.spec import Experiment, Metric, PaperResult
 
 MEASURES: tuple[Measure, Measure] = ("best", "last")
@@ -129,6 +131,12 @@ class Column:
     def runs(self) -> list[Run]:
         return [run for each in self.configurations for run in each.runs]
 
+    @cached_property
+    def sweeps(self) -> list[Sweep]:
+        """Learning-rate sweeps of its methods; none unless there are two to compare."""
+        found = [each for cell in self.cells for each in sweeps(cell.configurations, self.metric)]
+        return found if len(found) > 1 else []
+
     @property
     def counted(self) -> list[Run]:
         """Runs behind the numbers of its table."""
@@ -165,7 +173,7 @@ def column(
         groups.setdefault(each.method, []).append(replace(each, untried=untried))
     cells = []
     for method in ordered(groups):
-        ranking = ranked(groups[method], metric)
+        ranking = ranked(without_tuning_runs(groups[method], metric), metric)
         chosen = ranking[0] if ranking and ranking[0].counted else None
         better = _better(ranking, metric)
         cells.append(Cell(method, chosen, tuple(ranking), elsewhere.get(method, 0), paper.get(method), better))
@@ -179,7 +187,7 @@ def _better(ranking: Sequence[Configuration], metric: Metric) -> Configuration |
     held = ranking[0].mean_std("best") if ranking else None
     for each in ranking[1:]:
         mean = each.mean_std("best")
-        if mean and held and not each.diverged and metric.improves(mean.mean, held.mean):
+        if mean and held and not each.diverged and not each.outdone and metric.improves(mean.mean, held.mean):
             best, held = each, mean
     return best
 

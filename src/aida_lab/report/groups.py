@@ -76,6 +76,10 @@ class Configuration:
     repeats: tuple[Run, ...] = ()
     #: Values that the paper neither fixed nor searched, if it has a figure for the method.
     untried: Mapping[str, Any] = field(default_factory=dict)
+    #: Seeds that chose its learning rate: they count in no mean.
+    tuning_seeds: frozenset[int] = frozenset()
+    #: Whether another learning rate was chosen, and only that one was repeated with fresh seeds.
+    outdone: bool = False
 
     @cached_property
     def setup(self) -> Setup:
@@ -98,7 +102,7 @@ class Configuration:
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
-        return tuple(run for run in self.runs if run.counts)
+        return tuple(run for run in self.runs if run.counts and run.spec.seed not in self.tuning_seeds)
 
     @property
     def diverged(self) -> int:
@@ -107,7 +111,7 @@ class Configuration:
     @property
     def open(self) -> int:
         """Runs without a number that did not diverge."""
-        return len(self.runs) - len(self.counted) - self.diverged
+        return sum(not run.counts for run in self.runs) - self.diverged
 
     @property
     def tried(self) -> bool:

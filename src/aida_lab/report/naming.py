@@ -50,7 +50,13 @@ class Look(NamedTuple):
 
 
 def title(method: str) -> str:
-    """``Aida (K=2)`` for ``aida-k2``, the catalog's title for a name of the catalog, the class for any other."""
+    """``Aida (K=2)`` for ``aida-k2``, the catalog's title for a name of the catalog, the class for any other.
+
+    A space separates a method from values that distinguish it: ``Aida (K=2), eps 1e-12`` for ``aida-k2 eps 1e-12``.
+    """
+    method, _, values = method.partition(" ")
+    if values:
+        return f"{title(method)}, {values}"
     if match := re.fullmatch(r"aida-k(\d+)", method):
         return f"Aida (K={match[1]})"
     if ":" in method:
@@ -70,9 +76,10 @@ def ordered(methods: Iterable[str]) -> list[str]:
     names = list(catalog())
 
     def place(method: str) -> tuple[int, str]:
-        if match := re.fullmatch(r"aida-k(\d+)", method):
+        base = method.partition(" ")[0]
+        if match := re.fullmatch(r"aida-k(\d+)", base):
             return -int(match[1]), method
-        return (1 + names.index(method) if method in names else 1 + len(names)), method
+        return (1 + names.index(base) if base in names else 1 + len(names)), method
 
     return sorted(set(methods), key=place)
 

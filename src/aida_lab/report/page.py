@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from aida._version import __version__
 from aida.stepsizes.drawing import COLOURS, DARK_COLOURS
-from aida_lab.report import charts, profile, tables, verdict, words
+from aida_lab.report import charts, profile, tables, tuning, verdict, words
 from aida_lab.report.collect import Run
 from aida_lab.report.columns import Column
 from aida_lab.report.groups import Configuration
@@ -57,7 +57,7 @@ def page(
         title=title(results.reference),
         heading=_heading(results),
         judged=_judged(results),
-        looks=looks(results.methods),
+        looks=looks(results.names),
         missing=missing,
         problems=problems,
         places={column.id: place for place, column in enumerate(results.columns) if column.finished},
@@ -69,6 +69,7 @@ def page(
         version=__version__,
         plural=words.plural,
         tables=tables,
+        tuning=tuning.tuning,
         verdict=verdict,
         style=_palette() + _asset("style.css"),
         script="\n".join(_asset(name) for name in _SCRIPTS),
@@ -143,7 +144,7 @@ def payload(results: Results, out: Path) -> dict[str, Any]:
     found = profile.profile(results.comparable)
     return {
         "methods": {
-            method: {"title": title(method), **look._asdict()} for method, look in looks(results.methods).items()
+            method: {"title": title(method), **look._asdict()} for method, look in looks(results.names).items()
         },
         "dashes": DASHES,
         "markers": MARKERS,

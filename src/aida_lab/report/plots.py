@@ -31,7 +31,7 @@ _DASHED: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES[1:]))
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Every figure for which there are runs: one per table and view, and the performance profile."""
-    known = looks(results.methods)
+    known = looks(results.names)
     written: list[Path] = []
     for table in results.tables:
         figures: dict[str, list[Chart]] = {}
@@ -93,6 +93,8 @@ def _draw(axis: Any, series: Series, look: Look, place: int) -> Any:
         if banded:
             low, high = [point.low for point in banded], [point.high for point in banded]
             axis.fill_between([point.x for point in banded], low, high, color=colour, alpha=0.15, lw=0)
+    for point in (point for point in points if point.best):
+        axis.plot([point.x], [point.y], ls="", marker="o", ms=11, mfc="none", mec=colour, mew=1.2)
     (line,) = axis.plot(x, y, zorder=3 - place / 100, **style)
     return line
 

@@ -72,6 +72,11 @@ class Results:
         return ordered(cell.method for each in self.columns for cell in each.cells)
 
     @property
+    def names(self) -> list[str]:
+        """The methods, and those of their sweeps that have names of their own: all that charts show."""
+        return ordered([*self.methods, *(each.name for column in self.columns for each in column.sweeps)])
+
+    @property
     def measured(self) -> list[str]:
         """Methods that have runs, finished or not."""
         return ordered(run.spec.method for run in self.collection.runs)

@@ -302,6 +302,15 @@ def _remarks(column: Column) -> Sequence[str]:
     reference = column.cell(column.reference)
     if reference is None or reference.chosen is None:
         said.append(f"No test: {title(column.reference)}, the reference, has no finished run here.")
+    if seeds := sorted({seed for cell in column.cells if cell.chosen for seed in cell.chosen.tuning_seeds}):
+        tuned = [title(cell.method) for cell in column.cells if cell.chosen and cell.chosen.tuning_seeds]
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        said.append(f"Tuned with {named}, which no mean contains: {', '.join(tuned)}.")
+    for method, count in Counter(each.method for each in column.sweeps if each.tuned).items():
+        if count > 1:
+            said.append(
+                f"{title(method)}: the best of {count} tuned variants; the table of the tuning has each of them."
+            )
     said += _tests(column)
     for cell in column.cells:
         said += _passed_over(cell, column)

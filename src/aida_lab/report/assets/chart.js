@@ -1,6 +1,6 @@
 // A chart in SVG: lines with bands, steps, or points with error bars. Zoomed by pointer, keys or buttons.
 //
-// A series is {name, title, colour, dash, kind: "line" | "steps" | "points", marked, minor, points: [{x, y, low, high, x_std, opens, note}]}.
+// A series is {name, title, colour, dash, kind: "line" | "steps" | "points", marked, minor, points: [{x, y, low, high, x_std, opens, note, best}]}.
 
 const MARGIN = { left: 58, right: 14, top: 10, bottom: 42 };
 const LABELS = 720; // Narrower charts have no labels at the lines' ends: the legend is enough.
@@ -186,6 +186,7 @@ class Chart {
         if (p.high !== undefined) draw("line", { x1: x, x2: x, y1: this.py(p.low), y2: this.py(p.high), ...thin }, group);
         if (p.x_std) draw("line", { x1: this.px(p.x - p.x_std), x2: this.px(p.x + p.x_std), y1: y, y2: y, ...thin }, group);
         shape(p, series.minor ? 3 : 4.5, series.minor ? 0.5 : 1);
+        if (p.best) draw("circle", { cx: x, cy: y, r: 9, fill: "none", stroke, "stroke-width": 1.5 }, group);
       }
       return;
     }

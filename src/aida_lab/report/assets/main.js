@@ -123,7 +123,7 @@ function seriesOf(series) {
   const at = (field, index) => (Array.isArray(series[field]) ? series[field][index] ?? undefined : series[field]);
   const points = series.x.map((x, index) => ({
     x, y: series.y[index], low: at("low", index), high: at("high", index), x_std: at("x_std", index),
-    opens: at("opens", index), note: at("note", index),
+    opens: at("opens", index), note: at("note", index), best: at("best", index),
   }));
   return { ...look(series.method), kind: series.kind, marked: series.marked, minor: series.minor, points };
 }
