@@ -187,7 +187,7 @@ def test_a_run_says_which_data_it_was_trained_on(folder):
 def test_a_run_on_other_data_is_trained_again_and_one_on_data_that_is_not_there_is_not(folder, monkeypatch):
     assert call("train", "digits", *QUICK).exit_code == 0
     assert "skipped" in call("train", "digits", *QUICK).output
-    monkeypatch.setattr(local, "_digits_sum", lambda: "other")
+    monkeypatch.setattr(local, "_embedded_sum", lambda name: "other")
     assert "digits was changed since (md5 " in call("train", "digits", *QUICK).output
     assert "skipped" in call("train", "digits", *QUICK).output
     monkeypatch.setattr("aida_lab.training.environment.checksum", lambda data, root: None)
