@@ -25,7 +25,7 @@ CONTENTS = {
     "Look inside": "docs/stepsizes docs/notebooks/stepsizes",
     "Compare": "docs/lab docs/comparing docs/reproduce",
     "Understand": "docs/algorithm docs/numerics docs/theory",
-    "Develop": "docs/api docs/architecture CONTRIBUTING CHANGELOG docs/log",
+    "Develop": "docs/api docs/architecture CONTRIBUTING docs/releasing CHANGELOG docs/log SECURITY CODE_OF_CONDUCT",
 }
 INTEGRATIONS = [module.name for module in pkgutil.iter_modules([str(ROOT / "src/aida/integrations")])]
 
