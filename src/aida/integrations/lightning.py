@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from aida.stepsizes import AcrossLayers, Record, StepsizeProbe, scalars
+from aida.stepsizes import StepsizeProbe
+from aida.stepsizes.trackers import Tracker
 
 
 class StepsizeMonitor(Callback):
@@ -55,17 +56,14 @@ class StepsizeMonitor(Callback):
         self._probes = []
 
 
-class _Loggers:
-    """Sink that collects the numbers of a measurement, and passes them to all loggers of a Trainer."""
+class _Loggers(Tracker):
+    """Sink that passes the numbers of a measurement to all loggers of a Trainer."""
 
     def __init__(self, trainer: Trainer, values: Sequence[str], prefix: str) -> None:
-        self._trainer, self._values, self._prefix = trainer, values, prefix
-        self._measured: dict[str, float] = {}
+        super().__init__(values)
+        self._trainer, self._prefix = trainer, prefix
 
-    def __call__(self, record: Record) -> None:
-        for name, value in scalars(record, self._values).items():
-            self._measured[self._prefix + name.removeprefix("stepsizes/")] = value
-        if isinstance(record, AcrossLayers):
-            for logger in self._trainer.loggers:
-                logger.log_metrics(self._measured, step=record.step)
-            self._measured = {}
+    def _log(self, values: dict[str, float], step: int) -> None:
+        named = {self._prefix + name.removeprefix("stepsizes/"): value for name, value in values.items()}
+        for logger in self._trainer.loggers:
+            logger.log_metrics(named, step=step)

@@ -37,7 +37,8 @@ class StepsizeCallback(TrainerCallback):
 
     Args:
         trainer (Trainer): the Trainer whose logs receive the numbers.
-        every (int, optional, default: None): measure at multiples of so many steps. None means ``logging_steps``.
+        every (int, optional, default: None): measure after each step whose number is a multiple of this. None means
+            ``logging_steps``.
         values (sequence of str, default: ("mean", "at_bound")): the fields of a layer's record to log. The numbers
             across all layers are always logged.
         sink (Callable, optional, default: None): is given all records, such as ``aida.sink("stepsizes.jsonl")``.

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Record
 
@@ -20,27 +21,31 @@ from aida.stepsizes.records import AcrossLayers, LayerStepsizes, Record
 _NULLS = {"spread": math.inf, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
 
 
-class JsonLines(AbstractContextManager["JsonLines"]):
-    """Sink that appends one JSON line per record to a file, and flushes it after each measurement.
+class _RecordFile(AbstractContextManager["_RecordFile"]):
+    """Appends records to a text file, and flushes it after each measurement.
 
-    If a crash cut the last line short, writing continues on a new line, so that at most one line is lost.
-
-    Args:
-        path (str or PathLike): the file; missing folders are created.
+    If a crash cut the last line short, writing continues on a new line.
     """
+
+    _mode: ClassVar[str] = "a"
+    _newline: ClassVar[str | None] = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = _ends_within_a_line(self.path)
-        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        self._file: IO[str] = self.path.open(self._mode, encoding="utf-8", newline=self._newline)
         if unfinished:
             self._file.write("\n")
 
     def __call__(self, record: Record) -> None:
-        self._file.write(json.dumps(_jsonable(dataclasses.asdict(record)), allow_nan=False) + "\n")
+        self._write(record)
         if isinstance(record, AcrossLayers):
             self._file.flush()
+
+    @abstractmethod
+    def _write(self, record: Record) -> None:
+        """Write one record."""
 
     def close(self) -> None:
         """Close the file."""
@@ -50,7 +55,20 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         self.close()
 
 
-class CsvFile(AbstractContextManager["CsvFile"]):
+class JsonLines(_RecordFile):
+    """Sink that appends one JSON line per record to a file, and flushes it after each measurement.
+
+    If a crash cut the last line short, writing continues on a new line, so that at most one line is lost.
+
+    Args:
+        path (str or PathLike): the file; missing folders are created.
+    """
+
+    def _write(self, record: Record) -> None:
+        self._file.write(json.dumps(_jsonable(dataclasses.asdict(record)), allow_nan=False) + "\n")
+
+
+class CsvFile(_RecordFile):
     """Sink that appends one row per record to a CSV file, and flushes it after each measurement.
 
     The first row names the columns. In the rows across all layers ``layer`` is empty; only they have a ``spread``.
@@ -59,17 +77,14 @@ class CsvFile(AbstractContextManager["CsvFile"]):
         path (str or PathLike): the file; missing folders are created.
     """
 
+    _mode, _newline = "a+", ""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = _ends_within_a_line(self.path)
-        self._file: IO[str] = self.path.open("a+", encoding="utf-8", newline="")
-        if unfinished:
-            self._file.write("\n")
+        super().__init__(path)
         self._file.seek(0)
         self._columns = next(csv.reader(self._file), None)
 
-    def __call__(self, record: Record) -> None:
+    def _write(self, record: Record) -> None:
         row = {key: value for key, value in dataclasses.asdict(record).items() if key not in ("hyper", "quantiles")}
         if isinstance(record, LayerStepsizes):
             row |= {f"quantile_{level:g}": value for level, value in record.quantiles} | {"lr": record.hyper.get("lr")}
@@ -83,15 +98,6 @@ class CsvFile(AbstractContextManager["CsvFile"]):
                 "by something else; choose another file"
             )
         csv.writer(self._file).writerow([row.get(column) for column in self._columns])
-        if isinstance(record, AcrossLayers):
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -12,6 +13,7 @@ from aida.stepsizes.records import AcrossLayers, Record
 from aida.stepsizes.sinks import CsvFile, JsonLines
 
 VALUES = ("mean", "std", "min", "max", "at_bound", "cosine", "scale_m", "scale_g", "update_ratio", "lost")
+ALL = (*VALUES, "quantiles")
 
 
 def sink(to: Any) -> Callable[[Record], object]:
@@ -47,7 +49,7 @@ def sink(to: Any) -> Callable[[Record], object]:
     )
 
 
-def scalars(record: Record, values: Sequence[str] = (*VALUES, "quantiles")) -> dict[str, float]:
+def scalars(record: Record, values: Sequence[str] = ALL) -> dict[str, float]:
     """The numbers of a record by the names that trackers show, such as ``stepsizes/mean/<layer>``.
 
     Args:
@@ -64,20 +66,22 @@ def scalars(record: Record, values: Sequence[str] = (*VALUES, "quantiles")) -> d
     return {f"stepsizes/{name}": value for name, value in found.items() if value is not None}
 
 
-class _Tracker(AbstractContextManager["_Tracker"]):
-    """Collects the numbers of a measurement, and logs them at once."""
+class Tracker(AbstractContextManager["Tracker"]):
+    """Collects the numbers of a measurement, and logs them at once; ``fields`` as in :func:`scalars`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Sequence[str] = ALL) -> None:
+        self._fields = fields
         self._values: dict[str, float] = {}
 
     def __call__(self, record: Record) -> None:
-        self._values |= scalars(record)
+        self._values |= scalars(record, self._fields)
         if isinstance(record, AcrossLayers):  # the last record of a measurement
             values, self._values = self._values, {}
             self._log(values, record.step)
 
+    @abstractmethod
     def _log(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Log the numbers of one measurement, by name."""
 
     def close(self) -> None:
         """Close what the sink opened. A writer or run that it was given stays open."""
@@ -86,7 +90,7 @@ class _Tracker(AbstractContextManager["_Tracker"]):
         self.close()
 
 
-class TensorBoard(_Tracker):
+class TensorBoard(Tracker):
     """Sink that writes all numbers of a record as TensorBoard scalars: ``stepsizes/mean/<layer>`` and so on.
 
     Args:
@@ -115,7 +119,7 @@ class TensorBoard(_Tracker):
             self._writer.close()
 
 
-class Wandb(_Tracker):
+class Wandb(Tracker):
     """Sink that logs to a run of Weights & Biases. The horizontal axis is ``stepsizes/step``, not the run's own step.
 
     Args:
@@ -136,7 +140,7 @@ class Wandb(_Tracker):
         self._run.log({**values, "stepsizes/step": step})
 
 
-class MLflow(_Tracker):
+class MLflow(Tracker):
     """Sink that logs metrics to a run of MLflow. Brackets in the names of layers become dots, as MLflow requires.
 
     Args:

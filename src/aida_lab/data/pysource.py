@@ -30,7 +30,7 @@ END = b"\0"  #: after every file; no source file holds it
 VOCABULARY = 8192
 #: Files of other sizes are left out: empty ones, and tables of generated data.
 LEAST, MOST = 200, 300_000
-#: One file of so many is for validation, chosen by a hash of its content.
+#: One file in VALID_SHARE is used for validation. A hash of its content decides which.
 VALID_SHARE = 100
 
 #: Bytes of the standard library's validation text.

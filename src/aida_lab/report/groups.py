@@ -76,7 +76,7 @@ class Configuration:
     repeats: tuple[Run, ...] = ()
     #: Values that the paper neither fixed nor searched, if it has a figure for the method.
     untried: Mapping[str, Any] = field(default_factory=dict)
-    #: Seeds that chose its learning rate: they count in no mean.
+    #: Seeds that were used to choose its learning rate. They are excluded from the mean.
     tuning_seeds: frozenset[int] = frozenset()
     #: Whether another learning rate was chosen, and only that one was repeated with fresh seeds.
     outdone: bool = False

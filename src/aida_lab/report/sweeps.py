@@ -21,10 +21,10 @@ from aida_lab.report.groups import Configuration
 from aida_lab.runs.checks import finite
 from aida_lab.spec import Metric
 
-#: A sweep has at least so many learning rates, and a column shows its sweeps if it has at least two.
+#: The minimum number of learning rates in a sweep. A column shows its sweeps if it has two or more.
 FEWEST = 3
 
-#: So many learning rates and fresh seeds make a sweep a tuning: the tuning seed is then left out of the mean.
+#: The minimum number of learning rates and of fresh seeds in a tuning. The mean of a tuning excludes the tuning seed.
 TUNED_FROM, FRESH_FROM = 6, 2
 
 
