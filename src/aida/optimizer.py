@@ -28,7 +28,8 @@ from aida._step.phases import update
 from aida._step.refusals import GivenParams, check_clipping, check_whole, initializes_state, part_builder
 from aida._step.sharding import is_dtensor, local, local_gradient
 from aida._step.sorting import sort
-from aida._step.state import SCHEMA, make_missing, misfit, restored
+from aida._step.state import SCHEMA, misfit, prepare, restored, rows_of
+from aida._step.storage import STORAGE_KEYS, Precision, storage_of
 from aida._step.tracing import without_gradients
 from aida.backends import Backend, Batch
 from aida.backends.choice import Route, in_dispatch_mode, make_backend
@@ -80,6 +81,16 @@ class Aida(Optimizer):
             ``(d, d, d)`` for the queries, keys and values of a fused projection. Set it and ``layer_dims`` per group.
         split_dim (int, optional, default: None): the dimension that ``split_sizes`` cuts. None means the first one
             that ``layer_dims`` leaves.
+        state_precision (str, default: "float32"): how the moments of float32, bf16 and fp16 parameters are stored.
+            ``"bfloat16"`` takes 4 bytes per parameter, ``"fp8"`` 2.02: 8-bit floats in blocks of 128 with one scale.
+            Both are rounded stochastically. With ``"fp8"`` parameters of fewer than 4,096 elements, and those whose
+            layers or shards end within a block, keep float32 state.
+        stochastic_rounding (bool, default: False): round bf16 and fp16 parameters up or down at random, so that updates
+            of less than half a unit in the last place are not lost.
+        kahan_sum (bool, default: False): keep what rounding removes from bf16 and fp16 parameters in another tensor of
+            their dtype, and add it in the next step. Deterministic; 2 more bytes per parameter.
+        rounding_seed (int, default: 0): seed of stochastic rounding. The random bits depend only on this seed, the
+            step, the place of the parameter in the optimizer and the place of the element in the parameter.
         foreach (bool, optional, default: None): True selects the multi-tensor path.
         fused (bool, optional, default: None): True selects the fused kernels. If both are None, the fastest path that
             fits is used; if both are False, the literal transcription of the paper.
@@ -110,6 +121,10 @@ class Aida(Optimizer):
         layer_dims: int = 0,
         split_sizes: tuple[int, ...] | None = None,
         split_dim: int | None = None,
+        state_precision: Precision = "float32",
+        stochastic_rounding: bool = False,
+        kahan_sum: bool = False,
+        rounding_seed: int = 0,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
@@ -119,6 +134,8 @@ class Aida(Optimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "projections": projections, "xi": xi,
             "decoupled_weight_decay": decoupled_weight_decay, "clip_norm": clip_norm, "nonfinite": nonfinite,
             "maximize": maximize, "layer_dims": layer_dims, "split_sizes": split_sizes, "split_dim": split_dim,
+            "state_precision": state_precision, "stochastic_rounding": stochastic_rounding, "kahan_sum": kahan_sum,
+            "rounding_seed": rounding_seed,
             "foreach": foreach, "fused": fused, "capturable": capturable, "differentiable": differentiable,
         }  # fmt: skip
         check_group(defaults)
@@ -146,7 +163,7 @@ class Aida(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):
-            check_names(param_group, (*HYPER_KEYS, *LAYER_KEYS, *FLAG_KEYS), "Aida")
+            check_names(param_group, (*HYPER_KEYS, *LAYER_KEYS, *STORAGE_KEYS, *FLAG_KEYS), "Aida")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -196,7 +213,8 @@ class Aida(Optimizer):
                 group.setdefault(key, value)
             for p in group["params"]:
                 if self.state.get(p):
-                    self.state[p] = restored(self.state[p], p, layers_of(p, group))
+                    layers = layers_of(p, group)
+                    self.state[p] = restored(self.state[p], p, layers, storage_of(p, group, layers))
 
     def skipped(self) -> Counter[str]:
         """The number of steps that each tensor skipped because its gradient held NaN or inf.
@@ -311,10 +329,7 @@ class Aida(Optimizer):
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_vars: list[Tensor],
-        steps: list[Tensor],
-        skipped: list[Tensor],
+        *state_rows: list[Tensor | None],
     ) -> bool:
         """Append the group's local tensors that have a gradient to the lists, and create missing state.
 
@@ -328,8 +343,8 @@ class Aida(Optimizer):
                 continue
             check_param(p, "Aida")
             known, layers = state[p], layers_of(p, group)
-            if len(known) < len(SCHEMA.keys):
-                make_missing(known, p, layers)
+            storage = storage_of(p, group, layers)
+            prepare(known, p, layers, storage)
             if p.grad is None:
                 continue  # a sharded tensor has state on every rank, because checkpoints need the same keys everywhere
             if p.grad.layout != torch.strided:
@@ -339,15 +354,13 @@ class Aida(Optimizer):
                 )
             grad = local_gradient(p, p.grad, self._redistributed)
             has_complex |= p.is_complex()
-            problem = misfit(p, grad, known, layers)
+            problem = misfit(p, grad, known, layers, storage)
             if problem:
                 raise RuntimeError(f"{self._label(p)} {problem}")
             params.append(local(p))
             grads.append(grad)
-            exp_avgs.append(local(known["exp_avg"]))
-            exp_avg_vars.append(local(known["exp_avg_var"]))
-            steps.append(local(known["step"]))
-            skipped.append(local(known["skipped"]))
+            for row, tensor in zip(state_rows, rows_of(known, storage), strict=True):
+                row.append(tensor)
         return has_complex
 
     def _backend(self, route: Route) -> Backend:

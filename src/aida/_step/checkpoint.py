@@ -22,6 +22,11 @@ class Sealed:
         self.value = value
 
 
+def opened(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a state that may be sealed."""
+    return {name: value.value if isinstance(value, Sealed) else value for name, value in state.items()}
+
+
 @dataclass(frozen=True)
 class StateSchema:
     """The state that an optimizer keeps per parameter and per group, which its checkpoints must hold."""
@@ -33,6 +38,8 @@ class StateSchema:
     moments: tuple[str, ...]
     #: Keys that every saved group must have. Other keys have defaults, or did not exist in older versions.
     group_keys: tuple[str, ...]
+    #: Maps a saved state to the names of its tensors with the parameter's shape, if they depend on it.
+    saved_moments: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
     #: Maps a parameter and its saved group to the shape of its counters.
     counter_shape: Callable[[Tensor, Mapping[str, Any]], tuple[int, ...]] = lambda p, group: ()
 
@@ -47,15 +54,20 @@ class StateSchema:
         return {**state_dict, "state": state}
 
     def unseal(
-        self, state: dict[str, Any], p: Tensor, dtype: torch.dtype, counters: torch.device | None = None
+        self,
+        state: dict[str, Any],
+        p: Tensor,
+        dtype: torch.dtype,
+        counters: torch.device | None = None,
+        without: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         """A parameter's state as a step needs it: moments in ``dtype`` placed as the parameter, counters in float32.
 
-        ``counters`` is the device of the counters; None means the parameter's device.
+        ``counters`` is the device of the counters; None means the parameter's device. Keys in ``without`` are left out.
         """
-        values = {name: value.value if isinstance(value, Sealed) else value for name, value in state.items()}
+        values = opened(state)
         loaded: dict[str, Any] = {}
-        for name in self.keys:
+        for name in (key for key in self.keys if key not in without):
             value = values.pop(name, 0.0)
             if name in self.moments:
                 # a copy in the parameter's memory format, which shares no memory with the checkpoint
@@ -83,7 +95,8 @@ class StateSchema:
                 self._check_state(key, saved, p, group)
 
     def _check_state(self, key: Any, saved: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
-        required = [name for name in self.keys if name == "step" or name in self.moments]
+        moments = self.saved_moments(saved) if self.saved_moments else self.moments
+        required = ["step", *moments]
         missing = [name for name in required if name not in saved]
         if missing:
             raise ValueError(
@@ -91,7 +104,7 @@ class StateSchema:
                 f"{', '.join(map(str, saved))}. Load it into the optimizer that saved it, or start {self.owner} "
                 "without it"
             )
-        for name in self.moments:
+        for name in moments:
             value = saved[name]
             if not isinstance(value, Tensor):
                 raise TypeError(f"{name} of parameter {key} is a {type(value).__name__}; it must be a tensor")
@@ -100,7 +113,7 @@ class StateSchema:
                     f"{name} of parameter {key} has shape {tuple(value.shape)} but the parameter has "
                     f"{tuple(p.shape)}: the checkpoint is of another model, or its parameters come in another order"
                 )
-            if value.is_complex() != p.is_complex():
+            if value.is_complex() != p.is_complex() and value.dtype != torch.uint8:
                 raise ValueError(f"{name} of parameter {key} is {value.dtype} but the parameter is {p.dtype}")
         step = saved.get("step")
         if isinstance(step, Tensor) and step.numel() != 1 and step.shape != (shape := self.counter_shape(p, group)):

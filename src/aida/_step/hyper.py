@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aida._step.group_rules import check_betas, check_eps, check_lr, check_weight_decay, is_finite, refuse_tensor
 from aida._step.layers import ONE_LAYER_KEYS, check_layer_keys
+from aida._step.storage import STORAGE_DEFAULTS, check_storage_keys
 
 Nonfinite = Literal["skip", "propagate", "raise"]
 
@@ -28,6 +29,7 @@ FLAG_KEYS = ("foreach", "fused", "capturable", "differentiable")
 OPTIONAL_DEFAULTS: dict[str, Any] = {
     "xi": 1e-20, "decoupled_weight_decay": False, "clip_norm": None, "nonfinite": "skip", "maximize": False,
     "foreach": None, "fused": None, "capturable": False, "differentiable": False, **ONE_LAYER_KEYS,
+    **STORAGE_DEFAULTS,
 }  # fmt: skip
 
 
@@ -96,6 +98,7 @@ def check_group(group: dict[str, Any], *, added: bool = True) -> None:
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(f"nonfinite={group['nonfinite']!r} must be one of {', '.join(map(repr, NONFINITE))}")
     check_layer_keys(group)
+    check_storage_keys(group)
     _check_flags(group)
 
 

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from aida._step.hyper import FLAG_KEYS, HYPER_KEYS, Hyper, check_group, from_group
 from aida._step.layers import LAYER_KEYS
+from aida._step.storage import STORAGE_KEYS
 
 _lr = itemgetter("lr")
-_others = itemgetter(*HYPER_KEYS[1:], *LAYER_KEYS, *FLAG_KEYS)
+_keys = (*HYPER_KEYS[1:], *LAYER_KEYS, *STORAGE_KEYS, *FLAG_KEYS)
+_others = itemgetter(*_keys)
 
 
 class HyperCache:

@@ -19,6 +19,8 @@ from torch import Tensor
 from aida._step.hyper import Hyper
 from aida._step.layers import ONE_LAYER, Layers
 from aida._step.sharding import Span
+from aida._step.storage import FULL, NO_STREAM, Storage, Stream, layer_stream
+from aida.rounding import BLOCK
 
 if TYPE_CHECKING:
     from aida.backends.exchange import Exchange
@@ -44,6 +46,8 @@ class Origin(NamedTuple):
     layers: Layers = ONE_LAYER
     span: Span | None = None  #: the ranks that share it
     slot: int = 0  #: of its first layer in the exchange of these ranks
+    storage: Storage = FULL
+    stream: Stream = NO_STREAM  #: where its random bits are
 
 
 @dataclass(slots=True)
@@ -61,6 +65,11 @@ class Batch:
     exp_avg_vars: list[Tensor] = field(default_factory=list)
     steps: list[Tensor] = field(default_factory=list)
     skipped: list[Tensor] = field(default_factory=list)
+    #: Of 8-bit state, whose codes are in ``exp_avgs`` (m) and ``exp_avg_vars`` (the root of v); else None.
+    exp_avg_scales: list[Any] = field(default_factory=list)
+    exp_avg_var_scales: list[Any] = field(default_factory=list)
+    #: What rounding removed from the parameters, with ``kahan_sum``; else None.
+    compensations: list[Any] = field(default_factory=list)
     runs: list[tuple[Hyper, int]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  #: the parameter group of each run
     origins: list[Origin] = field(default_factory=list)  #: one per parameter
@@ -112,9 +121,21 @@ class Batch:
         self.runs = [(hypers[group], count) for group, count in zip(self.groups, self.counts(), strict=True)]
         self.values_generation, self._traits = generation, None
 
+    @property
+    def storage(self) -> Storage:
+        return self.origins[0].storage if self.origins else FULL
+
     def tensor_lists(self) -> tuple[list[Tensor], ...]:
-        """The parallel lists, in the order of the rows of a pointer table."""
-        return self.params, self.grads, self.exp_avgs, self.exp_avg_vars, self.steps, self.skipped
+        """The parallel lists that hold tensors, in the order of the rows of a pointer table."""
+        always, added = self.rows()[:6], self.rows()[6:]
+        return *always, *(one for one in added if one and one[0] is not None)
+
+    def rows(self) -> tuple[list[Any], ...]:
+        """All parallel lists."""
+        return (
+            self.params, self.grads, self.exp_avgs, self.exp_avg_vars, self.steps, self.skipped,
+            self.exp_avg_scales, self.exp_avg_var_scales, self.compensations,
+        )  # fmt: skip
 
     def select(self, wanted: list[bool]) -> Batch:
         """Some of the tensors, without their runs."""
@@ -131,23 +152,47 @@ class Batch:
         self._traits = None
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return *self.tensor_lists(), self.origins
+        return *self.rows(), self.origins
 
     def by_layer(self) -> Batch:
         """The batch with one entry per layer instead of one per parameter."""
         cuts = [origin.layers for origin in self.origins]
-        params, grads, exp_avgs, exp_avg_vars, steps, skipped = self.tensor_lists()
         batch = Batch(origins=self.origins, dtensors=self.dtensors, exchange=self.exchange, wholes=self)
-        for mine, tensors in zip(batch.tensor_lists(), (params, grads, exp_avgs, exp_avg_vars), strict=False):
+        for mine, tensors in zip(batch.rows()[:4], self.rows()[:4], strict=True):
             mine += cut(cuts, tensors)
-        batch.steps += [view for layers, t in zip(cuts, steps, strict=True) for view in layers.counters(t)]
-        batch.skipped += [view for layers, t in zip(cuts, skipped, strict=True) for view in layers.counters(t)]
+        for mine, tensors in zip(batch.rows()[4:6], self.rows()[4:6], strict=True):
+            mine += [view for layers, t in zip(cuts, tensors, strict=True) for view in layers.counters(t)]
+        for mine, scales in zip(batch.rows()[6:8], self.rows()[6:8], strict=True):
+            mine += [
+                None if blocks is None else blocks.view(-1)[start // BLOCK : -(-(start + size) // BLOCK)]
+                for blocks, places in zip(scales, self._places(), strict=True)
+                for start, size in places
+            ]
+        for layers, tensor in zip(cuts, self.compensations, strict=True):
+            batch.compensations += [None] * len(layers.numbers) if tensor is None else layers.views(tensor)
         for group, (hyper, where) in zip(self.groups, self.slices(), strict=True):
             count = sum(len(layers.numbers) for layers in cuts[where])
             if count:
                 batch.runs.append((hyper, count))
                 batch.groups.append(group)
         return batch
+
+    def _places(self) -> list[list[tuple[Any, int]]]:
+        """Start and size of each parameter's layers, in elements from its start."""
+        return [
+            [(view.storage_offset() - whole.storage_offset(), view.numel()) for view in origin.layers.views(whole)]
+            for origin, whole in zip(self.origins, self.exp_avgs, strict=True)
+        ]
+
+    def streams(self) -> list[Stream]:
+        """Where the random bits of each tensor are."""
+        if self.wholes is None:
+            return [origin.stream for origin in self.origins]
+        return [
+            layer_stream(origin.stream, start, size, whole.numel())
+            for origin, whole, places in zip(self.origins, self.wholes.exp_avgs, self.wholes._places(), strict=True)
+            for start, size in places
+        ]
 
     def layer_origins(self) -> list[tuple[Origin, int]]:
         """The parameter of each tensor, and the layer's number in it."""

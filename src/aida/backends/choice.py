@@ -9,10 +9,12 @@ from torch import Tensor
 
 from aida._step.group_rules import is_plain
 from aida._step.hyper import Hyper
+from aida._step.storage import FULL, Storage
 from aida.backends import Backend, Batch, Kind, cpu, triton
 from aida.backends.foreach import Foreach
 from aida.backends.reference import Reference
 from aida.backends.tables import is_dense
+from aida.backends.widened import Widened
 
 
 class Route(NamedTuple):
@@ -24,6 +26,7 @@ class Route(NamedTuple):
     grad: torch.dtype
     ranks: tuple[int, ...] = ()  #: that share the tensors; none if this rank has all of them to itself
     clips: bool = False  #: whether the tensors' gradients are clipped, if ranks share them
+    storage: Storage = FULL
 
 
 def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, batches: dict[Route, Batch]) -> None:
@@ -34,12 +37,12 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
         # for every tensor whenever batches are built, so a look-up replaces most calls
         scattered = next((layer for layer in origin.layers.views(param) if not _is_dense(layer)), None)
         ranks = () if origin.span is None else origin.span.ranks
-        key = (type(param), type(grad), param.device, param.dtype, grad.dtype, scattered is None, ranks)
+        key = (type(param), type(grad), param.device, param.dtype, grad.dtype, scattered is None, ranks, origin.storage)
         route = known.get(key)
         if route is None:
-            kind = kind_of(param if scattered is None else scattered, grad, group, hyper)
+            kind = kind_of(param if scattered is None else scattered, grad, group, hyper, origin.storage)
             clips = bool(ranks) and hyper.clip_norm is not None
-            route = known[key] = Route(kind, param.device, param.dtype, grad.dtype, ranks, clips)
+            route = known[key] = Route(kind, param.device, param.dtype, grad.dtype, ranks, clips, origin.storage)
         routes.append(route)
     different = dict.fromkeys(routes)
     for route in different:
@@ -59,10 +62,11 @@ def _is_dense(tensor: Tensor) -> bool:
 def make_backend(route: Route) -> Backend:
     if route.kind == "fused":
         return triton.Triton() if route.device.type == "cuda" else cpu.Cpu()
-    return Foreach() if route.kind == "foreach" else Reference()
+    backend: Backend = Foreach() if route.kind == "foreach" else Reference()
+    return backend if route.storage == FULL else Widened(backend)
 
 
-def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) -> Kind:
+def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper, storage: Storage) -> Kind:
     """The path of a tensor with its group's flags."""
     foreach, fused = group["foreach"], group["fused"]
     if group["differentiable"] or (foreach is False and not fused):
@@ -75,7 +79,7 @@ def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) ->
         return "foreach"
     if fused and not fused_available(param.device.type):
         raise RuntimeError(_why_not_fused(param.device.type))
-    return "fused" if _fits_fused(param, grad, hyper) else "foreach"
+    return "fused" if _fits_fused(param, grad, hyper, storage) else "foreach"
 
 
 def in_dispatch_mode() -> bool:
@@ -90,7 +94,9 @@ def fused_available(device_type: str) -> bool:
     return device_type == "cpu" and cpu.available()
 
 
-def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper) -> bool:
+def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper, storage: Storage) -> bool:
+    if storage != FULL:
+        return False
     if not fused_available(param.device.type):
         return False
     if hyper.has_tensor_betas and any(isinstance(b, Tensor) and b.is_cuda for b in (hyper.beta1, hyper.beta2)):

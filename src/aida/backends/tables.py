@@ -16,7 +16,6 @@ from torch.autograd.graph import increment_version
 
 from aida._step.hyper import Hyper
 from aida.backends import Batch
-from aida.backends.columns import POINTER_ROWS
 from aida.backends.library import describer
 
 _address = torch.Tensor.data_ptr
@@ -26,7 +25,9 @@ SHAPED_ROWS = 4
 
 
 class PointerTable:
-    """The addresses of a batch's tensors, in the order of ``POINTER_ROWS``, with their dtypes, shapes and strides.
+    """The addresses of a batch's tensors, with their dtypes, shapes and strides.
+
+    The rows are ``POINTER_ROWS``, then those of :class:`Batch` that its storage adds.
 
     Kernels read raw addresses. So a change that a user made to a tensor since the last step (other memory,
     another size or dtype) must be detected before the next step. Layers of one parameter are at fixed distances, so
@@ -41,7 +42,7 @@ class PointerTable:
         self._objects = array("Q", map(id, (*params, *grads, *self._state)))
         self._wholes = array("Q", bytes(len(self._objects) * 8))
         self._distances = None if batch.wholes is None else _distances(batch)
-        self.addresses = array("Q", bytes(len(batch) * len(POINTER_ROWS) * 8))
+        self.addresses = array("Q", bytes(len(batch) * len(batch.tensor_lists()) * 8))
         self._forms = self._read(grads)
         self._places = self._read_places()
         self._locate_layers()
@@ -137,10 +138,10 @@ def match_memory_order(params: list[Tensor], grads: list[Tensor]) -> list[Tensor
 
 def match_state_order(batch: Batch) -> None:
     """Give the moments their parameters' memory format, which may change after the first step (channels-last)."""
-    for p, *moments in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, strict=True):
-        for moment in moments:
-            if not same_memory_order(moment, p):
-                moment.data = torch.empty_like(p, dtype=moment.dtype).copy_(moment)
+    for p, *tensors in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, batch.compensations, strict=True):
+        for tensor in tensors:
+            if tensor is not None and not same_memory_order(tensor, p):
+                tensor.data = torch.empty_like(p, dtype=tensor.dtype).copy_(tensor)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from aida._step.hyper import from_group
 from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layers_of
 from aida._step.sharding import is_dtensor, local
+from aida._step.storage import storage_of
 from aida.backends.choice import kind_of
 from aida.catalog import reading_for, unwrapped
 from aida.optimizer import Aida
@@ -84,7 +85,8 @@ def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
     hyper = from_group(group)
     for p in group["params"]:
         # without a gradient, assume one like the parameter
-        kind = kind_of(local(p), local(p if p.grad is None else p.grad), group, hyper)
+        storage = storage_of(p, group, layers_of(p, group))
+        kind = kind_of(local(p), local(p if p.grad is None else p.grad), group, hyper, storage)
         sharded = ", sharded" if is_dtensor(p) else ""
         kinds[f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}{sharded}"] += 1
     return "; ".join(f"{label} ({_counted(number, 'tensor')})" for label, number in kinds.items())
