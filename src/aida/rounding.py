@@ -17,25 +17,23 @@ from torch import Tensor
 #: Elements that share a scale.
 BLOCK = 128
 
-#: The largest e4m3 float; no element of a block is larger than this times its scale.
-LARGEST = 448.0
-
 #: 16 "random" bits with which rounding is to nearest.
 HALF = 0x8000
 
 _ROUNDS = 7
 _MULTIPLIER = 0xD256D193
 _WEYL = 0x9E3779B9
+_STEP = 0xBB67AE85  # another than between rounds, or two steps would share round keys
 _WORD = 0xFFFFFFFF
 
 
 def random_words(seed: int, step: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words per position, as int64.
 
-    The counter is the position (64 bits), the key is ``seed + step * 0x9E3779B9`` (32 bits).
+    The counter is the position (64 bits), the key is ``seed + step * 0xBB67AE85`` (32 bits).
     """
     low, high = positions & _WORD, positions >> 32 & _WORD
-    key = (seed + step.long() * _WEYL) & _WORD
+    key = (seed + step.long() * _STEP) & _WORD
     for _ in range(_ROUNDS):
         product = low * _MULTIPLIER  # wraps around at 64 bits; masks select its halves
         low, high = high ^ key ^ (product >> 32 & _WORD), product & _WORD
