@@ -214,7 +214,7 @@ class Aida(Optimizer):
             for p in group["params"]:
                 if self.state.get(p):
                     layers = layers_of(p, group)
-                    self.state[p] = restored(self.state[p], p, layers, storage_of(p, group, layers))
+                    self.state[p] = restored(self.state[p], p, layers, storage_of(p, group, layers), group)
 
     def skipped(self) -> Counter[str]:
         """The number of steps that each tensor skipped because its gradient held NaN or inf.
@@ -344,7 +344,7 @@ class Aida(Optimizer):
             check_param(p, "Aida")
             known, layers = state[p], layers_of(p, group)
             storage = storage_of(p, group, layers)
-            prepare(known, p, layers, storage)
+            prepare(known, p, layers, storage, group)
             if p.grad is None:
                 continue  # a sharded tensor has state on every rank, because checkpoints need the same keys everywhere
             if p.grad.layout != torch.strided:

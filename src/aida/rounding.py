@@ -84,6 +84,20 @@ def decode(codes: Tensor, scales: Tensor) -> Tensor:
     return codes.view(torch.float8_e4m3fn).float() * _per_element(powers, len(codes))
 
 
+def decoded(codes: Tensor, scales: Tensor) -> Tensor:
+    """The float32 values of codes of any shape, in the same memory order."""
+    wide = torch.empty_like(codes, dtype=torch.float32)
+    flat(wide).copy_(decode(flat(codes), scales.reshape(-1)))
+    return wide
+
+
+def encode_(codes: Tensor, scales: Tensor, values: Tensor) -> None:
+    """Write values of the same memory order into codes and their scales, rounded to nearest."""
+    new = block_scales(flat(values))
+    flat(codes).copy_(encode(flat(values), new, HALF))
+    scales.view(-1).copy_(new)
+
+
 def flat(tensor: Tensor) -> Tensor:
     """A dense tensor as one dimension, in memory order, sharing its memory."""
     return tensor.as_strided((tensor.numel(),), (1,))

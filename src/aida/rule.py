@@ -107,6 +107,11 @@ def bias_correction(beta: float | Tensor, step: Tensor) -> Tensor:
     return 1 - base**step
 
 
+def eps_share(eps: float, beta2: float | Tensor, step: Tensor) -> Tensor:
+    """What eps has added to the second moment in ``step`` steps; the rest is the average of squared residuals."""
+    return eps * bias_correction(beta2, step.float() if step.device.type == "mps" else step.double()) / (1 - beta2)
+
+
 def stepsize_bound(beta2: float, eps: float) -> float:
     """Upper bound of every adaptive stepsize: eps is added to the stored variance at every step."""
     return math.sqrt((1 - beta2) / eps)

@@ -1,7 +1,8 @@
 """The state of one parameter: its tensors, their creation, and the check that they still fit.
 
-The moments are float32 (``exp_avg``, ``exp_avg_var``), bf16 under the same names, or 8-bit codes with scales: those of
-the first moment and those of the root of the second, whose range is half as wide in binades.
+The moments are float32 (``exp_avg``, ``exp_avg_var``), bf16 under the same names, or 8-bit codes with scales. The codes of
+the second moment hold its root, whose range is half as wide, and leave out what eps has added to it, which follows from
+the step counter. So a variance that is rounded to zero cannot make a stepsize exceed its bound.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from aida._step.checkpoint import StateSchema, opened
 from aida._step.group_rules import STATE_DTYPES, is_plain
 from aida._step.layers import ONE_LAYER_KEYS, Layers, layers_of
 from aida._step.sharding import copy_part_, counter_like, is_dtensor, local
-from aida._step.storage import FULL, Storage, local_block_shape, scales_like
-from aida.rounding import HALF, block_scales, decode, encode, flat
+from aida._step.storage import FULL, Storage, local_block_shape, places, scales_like
+from aida.rounding import BLOCK, decoded, encode_
+from aida.rule import eps_share
 
 MOMENTS = ("exp_avg", "exp_avg_var")
 CODES = ("exp_avg_codes", "exp_avg_std_codes")
@@ -51,13 +53,13 @@ def rows_of(state: Mapping[str, Any], storage: Storage) -> list[Tensor | None]:
     return [local(state[name]) if name in present else None for name in names]
 
 
-def prepare(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage) -> None:
+def prepare(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, group: Mapping[str, Any]) -> None:
     """Create what is missing of a parameter's state, and convert what is stored in another form."""
     wanted = state_keys(storage)
     if all(name in state for name in wanted) and (storage.state == "fp8" or not _is_other_precision(state, p, storage)):
         return
     if CODES[0] in state or MOMENTS[0] in state:
-        _convert(state, p, storage)
+        _convert(state, p, layers, storage, group)
     for name in wanted:
         if name not in state:
             state[name] = _new(name, p, layers, storage)
@@ -86,33 +88,35 @@ def _new(name: str, p: Tensor, layers: Layers, storage: Storage) -> Tensor:
     return torch.zeros_like(p, dtype=_dtype(name, p, storage), memory_format=torch.preserve_format)
 
 
-def wide_moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The moments in float32 (or wider), whatever they are stored in; copies if they are stored in fewer bits."""
-    if CODES[0] in state:
-        return _decoded(state)
-    return {name: state[name].float() if state[name].dtype == torch.bfloat16 else state[name] for name in MOMENTS}
-
-
-def _convert(state: dict[str, Any], p: Tensor, storage: Storage) -> None:
+def _convert(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, group: Mapping[str, Any]) -> None:
     """Store the moments in another form, rounded to nearest."""
-    wide = wide_moments(state)
-    for name in (*MOMENTS, *CODES, *SCALES):
+    if CODES[0] in state:
+        state |= _decoded(state)
+        _add_eps_share(state, layers, group, 1)
+    for name in (*CODES, *SCALES):
         state.pop(name, None)
-    if storage.state == "fp8":
-        for name, codes, scales in zip(MOMENTS, CODES, SCALES, strict=True):
-            values = local(wide[name])
-            values = flat(values.sqrt() if name == MOMENTS[1] else values)
-            state[codes] = torch.zeros_like(p, dtype=torch.uint8, memory_format=torch.preserve_format)
-            state[scales] = scales_like(p)
-            found = block_scales(values)
-            flat(local(state[codes])).copy_(encode(values, found, HALF))
-            local(state[scales]).view(-1).copy_(found)
-    else:
+    if storage.state != "fp8":
         for name in MOMENTS:
-            state[name] = wide[name].to(_moment_dtype(p, storage))
+            state[name] = state[name].to(_moment_dtype(p, storage))
+        return
+    _add_eps_share(state, layers, group, -1)
+    for name, codes, scales in zip(MOMENTS, CODES, SCALES, strict=True):
+        state[codes], state[scales] = _new(codes, p, layers, storage), scales_like(p)
+        values = torch.empty_like(local(state[codes]), dtype=torch.float32).copy_(local(state.pop(name)))
+        values = values.clamp_(min=0).sqrt_() if name == MOMENTS[1] else values
+        encode_(local(state[codes]), local(state[scales]), values)
 
 
-def restored(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage = FULL) -> dict[str, Any]:
+def _add_eps_share(state: Mapping[str, Any], layers: Layers, group: Mapping[str, Any], sign: int) -> None:
+    """Add or subtract what eps has added to the second moment of each layer."""
+    variances = layers.views(local(state[MOMENTS[1]]))
+    for variance, step in zip(variances, layers.counters(local(state["step"])), strict=True):
+        variance.add_(sign * eps_share(group["eps"], group["betas"][1], step).to(variance.dtype))
+
+
+def restored(
+    state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, group: Mapping[str, Any]
+) -> dict[str, Any]:
     """A parameter's state from a checkpoint as a step needs it. It shares no memory with the checkpoint."""
     saved = opened(state)
     codes = {name: saved.pop(name) for name in (*CODES, *SCALES) if name in saved}
@@ -123,10 +127,8 @@ def restored(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage 
     known = SCHEMA.unseal(saved, p, STATE_DTYPES[p.dtype], without=MOMENTS if as_codes else ())
     if as_codes:
         for name, value in codes.items():
-            known[name] = scales_like(p) if name in SCALES else _new(name, p, layers, storage)
+            known[name] = _new(name, p, layers, storage)
             copy_part_(known[name], value)
-    elif storage.state != "float32":
-        _convert(known, p, storage)
     if storage.rounding == "kahan":
         known[COMPENSATION] = _new(COMPENSATION, p, layers, storage)
         if compensation is not None:
@@ -136,6 +138,10 @@ def restored(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage 
             new = counter_like(p, layers.shape, layers.local_shape, layers.dims)
             copy_part_(new, known[name].expand(layers.shape) if known[name].ndim == 0 else known[name])
             known[name] = new
+    if codes and not as_codes:
+        _add_eps_share(known, layers, group, 1)
+    if not as_codes and storage.state != "float32":
+        _convert(known, p, layers, storage, group)
     return known
 
 
@@ -148,14 +154,60 @@ def _can_take(codes: Mapping[str, Tensor], p: Tensor) -> bool:
 
 
 def _decoded(codes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The moments of a checkpoint with 8-bit state, in float32 and placed as there."""
+    """8-bit moments in float32, placed as the codes are; the second without what eps has added to it."""
     found = {}
     for name, of_codes, of_scales in zip(MOMENTS, CODES, SCALES, strict=True):
         stored = codes[of_codes]
         wide = torch.empty_like(stored, dtype=torch.float32)
-        flat(local(wide)).copy_(decode(flat(local(stored)), local(codes[of_scales]).reshape(-1)))
+        local(wide).copy_(decoded(local(stored), local(codes[of_scales])))
         found[name] = wide
     found[MOMENTS[1]].square_()
+    return found
+
+
+class LayerState(dict[str, Any]):
+    """The state of one layer on this rank. 8-bit moments are decoded whenever they are read, and not kept."""
+
+    group: Mapping[str, Any]
+
+    def __missing__(self, name: str) -> Tensor:
+        if name not in self:
+            raise KeyError(name)
+        place = MOMENTS.index(name)
+        values = decoded(self[CODES[place]], self[SCALES[place]])
+        if not place:
+            return values
+        return values.square_().add_(
+            eps_share(self.group["eps"], self.group["betas"][1], self["step"]).to(values.dtype)
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (name in MOMENTS and super().__contains__(CODES[0]))
+
+
+def layer_states(state: Mapping[str, Any], p: Tensor, layers: Layers, group: Mapping[str, Any]) -> list[LayerState]:
+    """The state of each layer of a parameter, for Aida and for any other optimizer: views of its local tensors."""
+    found = [LayerState() for _ in layers.numbers]
+    for one in found:
+        one.group = group
+    for name, value in state.items():
+        if not isinstance(value, Tensor) and name != "step":
+            continue
+        if name == "step":
+            parts = layers.counters(local(value))
+        elif name in SCALES:
+            whole = local(state[CODES[0]])
+            blocks = local(value).reshape(-1)
+            parts = [
+                blocks[start // BLOCK : -(-(start + size) // BLOCK)]
+                for start, size in places(layers.views(whole), whole)
+            ]
+        elif value.shape == p.shape:
+            parts = layers.views(local(value))
+        else:
+            continue
+        for one, part in zip(found, parts, strict=True):
+            one[name] = part
     return found
 
 

@@ -5,7 +5,7 @@ Also where the random bits of a parameter start, so that each element has the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,6 +24,11 @@ STORAGE_DEFAULTS: dict[str, Any] = {
     "state_precision": "float32", "stochastic_rounding": False, "kahan_sum": False, "rounding_seed": 0
 }  # fmt: skip
 STORAGE_KEYS = tuple(STORAGE_DEFAULTS)
+
+#: How parameters are rounded, in words.
+ROUNDINGS: dict[Rounding, str] = {
+    "nearest": "rounded to nearest", "stochastic": "stochastically rounded", "kahan": "Kahan-summed"
+}  # fmt: skip
 
 #: Parameters with fewer elements keep float32 state: they are a small part of a model, and often biases or norms.
 SMALL = 4096
@@ -154,6 +159,11 @@ def stream_of(p: Tensor, number: int, seed: int) -> Stream:
     for dim, mine in enumerate(indices):
         start = start * p.shape[dim] + mine[0]
     return Stream(seed, first + start, run, stride)
+
+
+def places(layers: Iterable[Tensor], whole: Tensor) -> list[tuple[Any, int]]:
+    """Start and size of each layer, a view of ``whole``, in elements from its start."""
+    return [(layer.storage_offset() - whole.storage_offset(), layer.numel()) for layer in layers]
 
 
 def layer_stream(stream: Stream, offset: int, count: int, whole: int) -> Stream:

@@ -19,7 +19,7 @@ from torch import Tensor
 from aida._step.hyper import Hyper
 from aida._step.layers import ONE_LAYER, Layers
 from aida._step.sharding import Span
-from aida._step.storage import FULL, NO_STREAM, Storage, Stream, layer_stream
+from aida._step.storage import FULL, NO_STREAM, Storage, Stream, layer_stream, places
 from aida.rounding import BLOCK
 
 if TYPE_CHECKING:
@@ -179,10 +179,8 @@ class Batch:
 
     def _places(self) -> list[list[tuple[Any, int]]]:
         """Start and size of each parameter's layers, in elements from its start."""
-        return [
-            [(view.storage_offset() - whole.storage_offset(), view.numel()) for view in origin.layers.views(whole)]
-            for origin, whole in zip(self.origins, self.exp_avgs, strict=True)
-        ]
+        wholes = zip(self.origins, self.exp_avgs, strict=True)
+        return [places(origin.layers.views(whole), whole) for origin, whole in wholes]
 
     def streams(self) -> list[Stream]:
         """Where the random bits of each tensor are."""

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.library import describer
+from aida.rounding import decoded, encode_
 
 _address = torch.Tensor.data_ptr
 
@@ -138,10 +139,18 @@ def match_memory_order(params: list[Tensor], grads: list[Tensor]) -> list[Tensor
 
 def match_state_order(batch: Batch) -> None:
     """Give the moments their parameters' memory format, which may change after the first step (channels-last)."""
-    for p, *tensors in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, batch.compensations, strict=True):
-        for tensor in tensors:
-            if tensor is not None and not same_memory_order(tensor, p):
+    moments = zip(batch.exp_avgs, batch.exp_avg_scales, strict=True)
+    roots = zip(batch.exp_avg_vars, batch.exp_avg_var_scales, strict=True)
+    for p, *pairs, compensation in zip(batch.params, moments, roots, batch.compensations, strict=True):
+        for tensor, scales in (*pairs, (compensation, None)):
+            if tensor is None or same_memory_order(tensor, p):
+                continue
+            if scales is None:
                 tensor.data = torch.empty_like(p, dtype=tensor.dtype).copy_(tensor)
+            else:  # other elements now share a block
+                values = torch.empty_like(p, dtype=torch.float32).copy_(decoded(tensor, scales))
+                tensor.data = torch.empty_like(p, dtype=tensor.dtype)
+                encode_(tensor, scales, values)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from aida.backends import Backend, Batch, Reduced, cut
-from aida.rounding import block_scales, decode, encode, flat, random_words, to_bfloat16, to_float16
+from aida.rounding import block_scales, decoded, encode, flat, random_words, to_bfloat16, to_float16
+from aida.rule import eps_share
 
 
 class _Reduced(NamedTuple):
@@ -51,8 +52,8 @@ class Widened:
             grad_scale=batch.grad_scale, found_inf=batch.found_inf,
         )  # fmt: skip
         if batch.storage.state == "fp8":
-            for root in wide.exp_avg_vars:
-                root.square_()
+            for root, share in zip(wide.exp_avg_vars, _eps_shares(batch), strict=True):
+                root.square_().add_(share)
         return _Reduced(self._backend.reduce(wide), wide)
 
     def apply(self, batch: Batch, reduced: _Reduced, squared_norm: Tensor | None) -> None:
@@ -60,6 +61,9 @@ class Widened:
         wide.found_inf = batch.found_inf
         before = [step.clone() for step in batch.steps]
         self._backend.apply(wide, reduced.inner, squared_norm)
+        if batch.storage.state == "fp8":
+            for v, share in zip(wide.exp_avg_vars, _eps_shares(batch), strict=True):
+                v.sub_(share).clamp_(min=0)
         for i, (positions, stream) in enumerate(zip(_positions(batch), batch.streams(), strict=True)):
             changed = batch.steps[i] != before[i]
             if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(changed):
@@ -99,6 +103,14 @@ def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, words: tuple[Tens
         put(p, rounded)
 
 
+def _eps_shares(batch: Batch) -> list[Tensor]:
+    """What eps has added to the second moment of each tensor, which 8-bit codes leave out."""
+    found = []
+    for hyper, where in batch.slices():
+        found += [eps_share(hyper.eps, hyper.beta2, step).float() for step in batch.steps[where]]
+    return found
+
+
 def _wide_param(batch: Batch, p: Tensor, compensation: Tensor | None) -> Tensor:
     if batch.storage.rounding == "nearest":
         return p
@@ -106,20 +118,18 @@ def _wide_param(batch: Batch, p: Tensor, compensation: Tensor | None) -> Tensor:
 
 
 def _wide(moment: Tensor, scales: Tensor | None) -> Tensor:
-    """A float32 copy of a moment, in the same memory order."""
-    wide = torch.empty_like(moment, dtype=torch.float32)
-    if scales is None:
-        return wide.copy_(moment)
-    flat(wide).copy_(decode(flat(moment), scales.view(-1)))
-    return wide
+    """A moment in float32, in the same memory order: itself, or a copy."""
+    if moment.dtype == torch.float32:
+        return moment
+    return torch.empty_like(moment, dtype=torch.float32).copy_(moment) if scales is None else decoded(moment, scales)
 
 
 def _positions(batch: Batch) -> list[Tensor]:
     """The positions of each tensor's elements, which choose their random bits."""
     whole = batch.wholes or batch
     found = []
-    for p, stream in zip(whole.params, whole.streams(), strict=True):
-        positions = torch.empty_like(p, dtype=torch.int64, memory_format=torch.preserve_format)
-        flat(positions).copy_(stream.positions(p.numel(), p.device))
+    for moment, stream in zip(whole.exp_avgs, whole.streams(), strict=True):
+        positions = torch.empty_like(moment, dtype=torch.int64)
+        flat(positions).copy_(stream.positions(moment.numel(), moment.device))
         found.append(positions)
     return found if batch.wholes is None else cut([origin.layers for origin in batch.origins], found)

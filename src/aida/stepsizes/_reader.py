@@ -118,7 +118,8 @@ class Reader:
         step = torch.tensor(layers[0].step, dtype=torch.float64)  # on the host: a number needs no launch
         counts: list[Tensor] = []
         for flat in stretches(columns):
-            stepsize = self._reading.stepsize(flat[: len(keys)], step, group)
+            moments = [t.float() if t.dtype == torch.bfloat16 else t for t in flat[: len(keys)]]
+            stepsize = self._reading.stepsize(moments, step, group)
             sizes = [len(stepsize)] if len(block) == 1 else [layer.size for layer in layers]
             self._add_piece(stepsize, block, sizes)
             if self._levels:
@@ -134,11 +135,16 @@ class Reader:
 
     def _add_update(self, block: Sequence[int], sizes: Sequence[int], p: Tensor, update: Tensor) -> None:
         each = [p, update]
-        if p.dtype.itemsize < 4:
+        if p.dtype.itemsize < 4 and not self._keeps_updates(block):
             each.append((p.to(update.dtype) - update).to(p.dtype).eq(p).logical_and_(update != 0))
         norm = partial(torch.linalg.vector_norm, dim=1, dtype=update.dtype)
         found = [(norm(ps), norm(us), *(n.sum(dim=1) for n in lost)) for ps, us, *lost in by_size(sizes, *each)]
         self._updates.append((block, [self._copy.add(*numbers) for numbers in zip(*found, strict=True)]))
+
+    def _keeps_updates(self, block: Sequence[int]) -> bool:
+        """Whether the parameters are rounded in a way that loses no update."""
+        group = self._layers[block[0]].group
+        return bool(group.get("stochastic_rounding") or group.get("kahan_sum"))
 
     def _add_piece(self, stepsize: Tensor, block: Sequence[int], sizes: Sequence[int]) -> None:
         bound = self._bounds[block[0]]

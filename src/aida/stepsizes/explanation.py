@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from aida._step.hyper import from_group
 from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layers_of
 from aida._step.sharding import is_dtensor, local
-from aida._step.storage import storage_of
+from aida._step.storage import ROUNDINGS, STORAGE_DEFAULTS, STORAGE_KEYS, storage_of
 from aida.backends.choice import kind_of
 from aida.catalog import reading_for, unwrapped
 from aida.optimizer import Aida
@@ -50,6 +50,8 @@ def explain(optimizer: Optimizer) -> str:
             f"  weight decay  {reading.weight_decay(group)}",
             f"  path          {_path(optimizer, group)}",
         ]
+        if isinstance(optimizer, Aida) and any(group.get(key) != STORAGE_DEFAULTS[key] for key in STORAGE_KEYS):
+            lines.append(f"  storage       {_storage(group)}")
         keys = {key: group[key] for key in LAYER_KEYS if group.get(key) != ONE_LAYER_KEYS[key] and key in group}
         if keys:
             count = sum(layers_of(p, group).count for p in group["params"])
@@ -90,6 +92,17 @@ def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
         sharded = ", sharded" if is_dtensor(p) else ""
         kinds[f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}{sharded}"] += 1
     return "; ".join(f"{label} ({_counted(number, 'tensor')})" for label, number in kinds.items())
+
+
+def _storage(group: dict[str, Any]) -> str:
+    """In which precision the state is stored, and how parameters are rounded."""
+    states: Counter[str] = Counter()
+    roundings: Counter[str] = Counter()
+    for p in group["params"]:
+        storage = storage_of(p, group, layers_of(p, group))
+        states[f"{storage.state} state"] += 1
+        roundings[f"{ROUNDINGS[storage.rounding]} parameters"] += storage.rounding != "nearest"
+    return "; ".join(f"{name} ({_counted(number, 'tensor')})" for name, number in (states + roundings).items())
 
 
 def _flags(group: Group) -> str:

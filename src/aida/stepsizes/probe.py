@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from aida._step.hyper import FLAG_KEYS
 from aida._step.layers import LAYER_KEYS, ONE_LAYER_KEYS, layer_label, layers_of
 from aida._step.sharding import is_dtensor, local
+from aida._step.state import LayerState, layer_states
+from aida._step.storage import STORAGE_KEYS
 from aida.catalog import catalog, reading_for, unwrapped
 from aida.optimizer import Aida
 from aida.readings import Group, Reading
@@ -159,7 +161,9 @@ class StepsizeProbe(AbstractContextManager["StepsizeProbe"]):
         found: list[Layer] = []
         for p, name in self._names.items():
             index, mine = where.get(p), state.get(p)
-            if index is not None and mine is not None and mine.keys() >= needed[index] and local(p).numel():
+            if index is None or mine is None or not local(p).numel():
+                continue
+            if all(map(LayerState(mine).__contains__, needed[index])):
                 found += _layers_of(name, p, mine, index, groups[index])
         names, counters = [layer.name for layer in found], [layer.state["step"] for layer in found]
         steps = self._counters.predict(names, counters, self.step, copy)
@@ -173,17 +177,8 @@ def _layers_of(name: str, p: Tensor, state: Mapping[str, Any], index: int, group
     count = len(layers.numbers)
     params = layers.views(local(p))
     grads = [None] * count if p.grad is None or is_dtensor(p) else layers.views(p.grad)
-    mine: list[dict[str, Any]] = [{} for _ in range(count)]
-    for key, value in state.items():
-        if key == "step":
-            parts = layers.counters(local(value))
-        elif isinstance(value, Tensor) and value.shape == p.shape:
-            parts = layers.views(local(value))
-        else:
-            continue
-        for known, part in zip(mine, parts, strict=True):
-            known[key] = part
-    for number, param, grad, known in zip(layers.numbers, params, grads, mine, strict=True):
+    states = layer_states(state, p, layers, group)
+    for number, param, grad, known in zip(layers.numbers, params, grads, states, strict=True):
         if size := param.numel() * (2 if p.is_complex() else 1):
             shape = layers.shape_of(p, number)
             yield Layer(layer_label(name, layers, number), shape, param, grad, size, known, index, group, 0)
@@ -199,7 +194,7 @@ def method_of(optimizer: Optimizer) -> str:
 
 def hyper_values(group: Group) -> dict[str, Any]:
     """The hyper-parameters of a group, without parameters, names, flags that only select a path, and layer keys."""
-    beside = {"params", "param_names", *FLAG_KEYS, *LAYER_KEYS}
+    beside = {"params", "param_names", *FLAG_KEYS, *LAYER_KEYS, *STORAGE_KEYS}
     return {key: value for key, value in group.items() if key not in beside and _is_plain(value)}
 
 
