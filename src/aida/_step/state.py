@@ -1,8 +1,8 @@
 """The state of one parameter: its tensors, their creation, and the check that they still fit.
 
-The moments are float32 (``exp_avg``, ``exp_avg_var``), bf16 under the same names, or 8-bit codes with scales. The codes of
-the second moment hold its root, whose range is half as wide, and leave out what eps has added to it, which follows from
-the step counter. So a variance that is rounded to zero cannot make a stepsize exceed its bound.
+The moments are float32 (``exp_avg``, ``exp_avg_var``), bf16 under the same names, or 8-bit codes with scales. The codes
+of the second moment hold its root, whose range is half as wide, and leave out what eps has added to it, which follows
+from the step counter. So a variance that is rounded to zero cannot make a stepsize exceed its bound.
 """
 
 from __future__ import annotations
