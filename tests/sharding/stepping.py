@@ -17,9 +17,18 @@ from paths import FOREACH, FUSED, REFERENCE, InterpretedAida
 
 #: Uneven and empty shards, a scalar, a vector, and a tensor with three dimensions.
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 5), (1, 3), (8, 6), (), (9,), (3, 4, 2))
+#: With whole 8-bit blocks on every rank of every layout, but for a vector that is too small for them.
+BLOCK_SHAPES: tuple[tuple[int, ...], ...] = ((16, 1024), (8, 512, 8), (9,))
 STEPS = 3
 BAD_STEP = 1  #: in which the gradient of the first parameter holds NaN
 FLAGS = {"fused": FUSED, "foreach": FOREACH, "reference": REFERENCE, "interpreted": {}}
+STORAGES: dict[str, dict[str, Any]] = {
+    "": {},
+    "fp8": {"state_precision": "fp8"},
+    "bf16": {"state_precision": "bfloat16", "rounding_seed": 7},
+    "stochastic fp8": {"state_precision": "fp8", "stochastic_rounding": True},
+    "kahan": {"kahan_sum": True},
+}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16, "complex64": torch.complex64}
 
 
@@ -38,9 +47,10 @@ class Case:
     missing: bool = False  #: whether the last parameter has no gradient
     device: str = "cpu"
     shapes: tuple[tuple[int, ...], ...] = SHAPES
+    storage: str = ""
 
     def __str__(self) -> str:
-        words = [self.path, self.dtype, f"K={self.projections}", self.grads]
+        words = [self.path, self.dtype, f"K={self.projections}", self.grads, self.storage]
         words += [word for word in ("clip", "l2", "missing") if getattr(self, word)]
         return " ".join([*words, f"{self.bad} {self.nonfinite}"] if self.bad else words)
 
@@ -63,7 +73,7 @@ class Case:
             "lr": 1e-2, "eps": 1e-10, "weight_decay": 0.1, "decoupled_weight_decay": not self.l2,
             "projections": self.projections, "clip_norm": 0.7 if self.clip else None, "nonfinite": self.nonfinite,
         }  # fmt: skip
-        return kind(params, **{**options, **FLAGS[self.path], **values})
+        return kind(params, **{**options, **FLAGS[self.path], **STORAGES[self.storage], **values})
 
     def poison(self, grad: Tensor) -> Tensor:
         grad = grad.clone()
@@ -94,6 +104,9 @@ def quick_cases() -> list[Case]:
     found += [Case("fused", "bf16", l2=True), Case("foreach", "bf16", clip=True), Case("fused", "complex64", clip=True)]
     for i, (bad, nonfinite) in enumerate(BAD):
         found.append(Case(("fused", "foreach")[i % 2], clip=i >= 2, bad=bad, nonfinite=nonfinite))
+    for dtype, storage in (("float32", "fp8"), ("float32", "bf16"), ("bf16", "stochastic fp8"), ("bf16", "kahan")):
+        path = "foreach" if storage == "kahan" else "fused"
+        found.append(Case(path, dtype, clip=storage == "fp8", shapes=BLOCK_SHAPES, storage=storage))
     found += [Case(grads="replicate"), Case("foreach", grads="partial"), Case(grads="pending", missing=True, clip=True)]
     return found
 

@@ -24,7 +24,7 @@ from processes import together
 from stepping import gradient
 
 PLACED: dict[str, Layout | None] = {layout.name: layout for layout in LAYOUTS} | {"plain": None}
-SHAPES = {"rows": (7, 5), "row": (1, 3), "vector": (9,), "experts": (3, 4, 2), "unused": (6, 4)}
+SHAPES = {"rows": (7, 5), "row": (1, 3), "vector": (9,), "experts": (3, 4, 2), "coded": (16, 512), "unused": (6, 4)}
 BEFORE, AFTER = 3, 5
 
 
@@ -41,7 +41,10 @@ class Net(nn.Module):
     def optimizer(self) -> Aida:
         named = dict(self.named_parameters())
         experts = {"params": [named.pop("experts")], "layer_dims": 1}
-        return Aida([{"params": list(named.values())}, experts], lr=1e-2, eps=1e-10, weight_decay=0.1, clip_norm=0.7)
+        coded = {"params": [named.pop("coded")], "state_precision": "fp8"}
+        return Aida(
+            [{"params": list(named.values())}, experts, coded], lr=1e-2, eps=1e-10, weight_decay=0.1, clip_norm=0.7
+        )
 
 
 def train(net: Net, optimizer: Aida, layout: Layout | None, first: int, count: int) -> None:
@@ -160,7 +163,8 @@ def before_the_first_step(layout_name: str) -> tuple[set[float], float]:
     get_optimizer_state_dict(net, optimizer)
     states = [{k: getattr(v, "_local_tensor", v) for k, v in state.items()} for state in optimizer.state.values()]
     steps = {float(n) for state in states for n in state["step"].reshape(-1)}
-    moments = [state[name].abs().sum() for state in states for name in ("exp_avg", "exp_avg_var")]
+    names = ("exp_avg", "exp_avg_var", "exp_avg_codes", "exp_avg_std_codes")
+    moments = [state[name].float().abs().sum() for state in states for name in names if name in state]
     return steps, float(sum(moments))
 
 

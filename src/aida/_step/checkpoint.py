@@ -38,8 +38,8 @@ class StateSchema:
     moments: tuple[str, ...]
     #: Keys that every saved group must have. Other keys have defaults, or did not exist in older versions.
     group_keys: tuple[str, ...]
-    #: Maps a saved state to the names of its tensors with the parameter's shape, if they depend on it.
-    saved_moments: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
+    #: Maps a saved state to the names of its tensors with the parameter's shape, and of others that it must have.
+    saved_names: Callable[[Mapping[str, Any]], tuple[tuple[str, ...], tuple[str, ...]]] | None = None
     #: Maps a parameter and its saved group to the shape of its counters.
     counter_shape: Callable[[Tensor, Mapping[str, Any]], tuple[int, ...]] = lambda p, group: ()
 
@@ -95,8 +95,8 @@ class StateSchema:
                 self._check_state(key, saved, p, group)
 
     def _check_state(self, key: Any, saved: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
-        moments = self.saved_moments(saved) if self.saved_moments else self.moments
-        required = ["step", *moments]
+        moments, others = self.saved_names(saved) if self.saved_names else (self.moments, ())
+        required = ("step", *moments, *others)
         missing = [name for name in required if name not in saved]
         if missing:
             raise ValueError(

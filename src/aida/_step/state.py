@@ -34,7 +34,7 @@ SCHEMA = StateSchema(
     keys=("step", *MOMENTS, "skipped"),
     moments=MOMENTS,
     group_keys=("lr", "betas", "eps", "weight_decay", "projections"),
-    saved_moments=lambda saved: CODES if CODES[0] in saved else MOMENTS,
+    saved_names=lambda saved: (CODES, SCALES) if CODES[0] in saved else (MOMENTS, ()),
     counter_shape=lambda p, group: layers_of(p, {**ONE_LAYER_KEYS, **group}).shape,
 )
 
