@@ -18,7 +18,7 @@ import aida
 
 #: Modules for users and readers. All others are underscored or in an underscored package.
 PUBLIC = {
-    "aida", "aida.rule", "aida.optimizer", "aida.readings", "aida.catalog",
+    "aida", "aida.rule", "aida.rounding", "aida.optimizer", "aida.readings", "aida.catalog",
     *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".trackers", ".explanation", ".plots")),
     "aida.stepsizes.drawing", "aida.integrations", "aida.integrations.optax",
     *(f"aida.integrations.{name}" for name in ("axolotl", "lightning", "timm", "torchtitan", "transformers")),
@@ -92,4 +92,4 @@ def test_importing_aida_imports_neither_the_catalog_nor_the_probe() -> None:
     code = "import sys, aida; print(*(m for m in sys.modules if m.startswith(('aida.', 'aida_lab'))))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
     loaded = {name.split(".")[1] for name in shown.split()}
-    assert loaded == {"_step", "_version", "backends", "optimizer", "rule"}
+    assert loaded == {"_step", "_version", "backends", "optimizer", "rounding", "rule"}

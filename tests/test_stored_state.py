@@ -1,4 +1,4 @@
-"""State in bf16 and 8 bits, and bf16 and fp16 weights that lose no updates: exactness, checkpoints, what is measured."""
+"""State in bf16 and 8 bits, and bf16 and fp16 weights that lose no updates: exactness, checkpoints, measurements."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RANDOM, KAHAN = {"stochastic_rounding": True}, {"kahan_sum": True}
 
 #: Dtype of the parameters and how they are stored.
 STORAGES = [
-    (torch.float32, BF16), (torch.float32, FP8), (torch.bfloat16, FP8), (torch.bfloat16, RANDOM), (torch.float16, RANDOM),
-    (torch.bfloat16, KAHAN), (torch.float16, KAHAN), (torch.bfloat16, FP8 | RANDOM), (torch.float16, BF16 | KAHAN),
-    (torch.bfloat16, FP8 | KAHAN | {"rounding_seed": 5}),
+    (torch.float32, BF16), (torch.float32, FP8), (torch.bfloat16, FP8), (torch.bfloat16, RANDOM),
+    (torch.float16, RANDOM), (torch.bfloat16, KAHAN), (torch.float16, KAHAN), (torch.bfloat16, FP8 | RANDOM),
+    (torch.float16, BF16 | KAHAN), (torch.bfloat16, FP8 | KAHAN | {"rounding_seed": 5}),
 ]  # fmt: skip
 EACH_STORAGE = pytest.mark.parametrize(
     ("dtype", "storage"), STORAGES, ids=[f"{str(d)[6:]}-{'-'.join(s)}" for d, s in STORAGES]
@@ -255,7 +255,7 @@ def test_a_resumed_run_has_the_bits_of_the_unbroken_one(dtype: torch.dtype, stor
     assert same(unbroken, copied)
 
 
-@pytest.mark.parametrize(("before", "after"), permutations(("float32", "bfloat16", "fp8"), 2))
+@pytest.mark.parametrize(("before", "after"), list(permutations(("float32", "bfloat16", "fp8"), 2)))
 @pytest.mark.parametrize("how", ["checkpoint", "group"])
 def test_the_precision_of_the_state_can_change(before: str, after: str, how: str) -> None:
     params = make(torch.float32)

@@ -23,6 +23,7 @@ from aida._step.group_rules import (
 )
 from aida._step.hyper import FLAG_KEYS, HYPER_KEYS, OPTIONAL_DEFAULTS, Hyper, Nonfinite, check_group, from_group
 from aida._step.hyper_cache import HyperCache
+from aida._step.in_backward import register
 from aida._step.layers import LAYER_KEYS, layer_label, layers_of
 from aida._step.phases import update
 from aida._step.refusals import GivenParams, check_clipping, check_whole, initializes_state, part_builder
@@ -103,6 +104,9 @@ class Aida(Optimizer):
     #: more all-reduce, so all its ranks must step together. Copies and pickles of the optimizer do not have it. Not
     #: needed for sharded parameters (DTensor). Not a group key, because a process group cannot be in a checkpoint.
     norm_group: Any = None
+
+    #: The number of the first parameter, which chooses its random bits; not 0 in a part of an optimizer.
+    _first_number = 0
 
     def __init__(
         self,
@@ -266,6 +270,18 @@ class Aida(Optimizer):
             self._update(self._sort([from_group(group) for group in self.param_groups]))
         return loss
 
+    def step_in_backward(self) -> list[Any]:
+        """Update each parameter during the backward pass, as soon as its gradient is complete, and free the gradient.
+
+        The gradients of the whole model never exist at once, which saves their memory. ``step()`` and ``zero_grad()``
+        may stay in the loop, and find no gradient. Schedulers, checkpoints and :meth:`skipped` work as before. Gradient
+        accumulation, ``GradScaler``, ``clip_norm`` and sharded parameters need gradients after the backward pass.
+
+        Returns:
+            list: one handle per parameter, whose ``remove()`` ends its updates.
+        """
+        return register(self)
+
     def _eager_step(self) -> None:
         with self._lock:  # threads that share an optimizer share the tables of its kernels
             self._redistributed.clear()  # a step that raised may have left some
@@ -321,7 +337,7 @@ class Aida(Optimizer):
         return batches
 
     def _sort(self, hypers: list[Hyper]) -> dict[Route, Batch]:
-        batches, self._exchanges = sort(self.param_groups, hypers, self._init_group)
+        batches, self._exchanges = sort(self.param_groups, hypers, self._init_group, self._first_number)
         return batches
 
     def _init_group(

@@ -21,12 +21,12 @@ InitGroup = Callable[..., bool]
 
 
 def sort(
-    groups: list[dict[str, Any]], hypers: list[Hyper], init_group: InitGroup
+    groups: list[dict[str, Any]], hypers: list[Hyper], init_group: InitGroup, first_number: int
 ) -> tuple[dict[Route, Batch], list[Exchange]]:
     """The batches of a step, and the exchanges that this rank takes part in, whether or not it has gradients."""
     batches: dict[Route, Batch] = {}
     exchanges: dict[tuple[int, ...], Exchange] = {}
-    numbers = count()  # of all parameters
+    numbers = count(first_number)  # of all parameters
     for index, (group, hyper) in enumerate(zip(groups, hypers, strict=True)):
         found = Batch()
         has_complex = init_group(group, *found.rows())
