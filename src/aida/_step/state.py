@@ -56,7 +56,7 @@ def rows_of(state: Mapping[str, Any], storage: Storage) -> list[Tensor | None]:
 def prepare(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, group: Mapping[str, Any]) -> None:
     """Create what is missing of a parameter's state, and convert what is stored in another form."""
     wanted = state_keys(storage)
-    if all(name in state for name in wanted) and (storage.state == "fp8" or not _is_other_precision(state, p, storage)):
+    if all(name in state for name in wanted) and not _has_other_precision(state, p, storage):
         return
     if CODES[0] in state or MOMENTS[0] in state:
         _convert(state, p, layers, storage, group)
@@ -65,9 +65,12 @@ def prepare(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, 
             state[name] = _new(name, p, layers, storage)
 
 
-def _is_other_precision(state: Mapping[str, Any], p: Tensor, storage: Storage) -> bool:
-    found = {state[name].dtype for name in MOMENTS if isinstance(state[name], Tensor)}
-    return found <= {torch.bfloat16, torch.float32} and found != {_moment_dtype(p, storage)}
+def _has_other_precision(state: Mapping[str, Any], p: Tensor, storage: Storage) -> bool:
+    """Whether both moments are bf16 instead of float32, or float32 instead of bf16."""
+    if storage.state == "fp8":
+        return False
+    other = {torch.bfloat16: torch.float32, torch.float32: torch.bfloat16}.get(_moment_dtype(p, storage))
+    return all(isinstance(state[name], Tensor) and state[name].dtype == other for name in MOMENTS)
 
 
 def _dtype(name: str, p: Tensor, storage: Storage) -> torch.dtype:
