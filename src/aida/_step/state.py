@@ -8,6 +8,7 @@ from the step counter. So a variance that is rounded to zero cannot make a steps
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ SCHEMA = StateSchema(
 )
 
 
+@cache
 def state_keys(storage: Storage) -> tuple[str, ...]:
     """The names of the state tensors."""
     moments = (*CODES, *SCALES) if storage.state == "fp8" else MOMENTS
@@ -47,16 +49,21 @@ def state_keys(storage: Storage) -> tuple[str, ...]:
 
 def rows_of(state: Mapping[str, Any], storage: Storage) -> list[Tensor | None]:
     """The local state tensors in the order of :meth:`Batch.rows`; None for those that this storage does not have."""
+    return [None if name is None else local(state[name]) for name in _row_names(storage)]
+
+
+@cache
+def _row_names(storage: Storage) -> tuple[str | None, ...]:
     moments = CODES if storage.state == "fp8" else MOMENTS
-    names = (*moments, "step", "skipped", *SCALES, COMPENSATION)
     present = state_keys(storage)
-    return [local(state[name]) if name in present else None for name in names]
+    names = (*moments, "step", "skipped", *SCALES, COMPENSATION)
+    return tuple(name if name in present else None for name in names)
 
 
 def prepare(state: dict[str, Any], p: Tensor, layers: Layers, storage: Storage, group: Mapping[str, Any]) -> None:
     """Create what is missing of a parameter's state, and convert what is stored in another form."""
     wanted = state_keys(storage)
-    if all(name in state for name in wanted) and not _has_other_precision(state, p, storage):
+    if state.keys() >= set(wanted) and not _has_other_precision(state, p, storage):
         return
     if CODES[0] in state or MOMENTS[0] in state:
         _convert(state, p, layers, storage, group)

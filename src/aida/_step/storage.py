@@ -65,6 +65,8 @@ NO_STREAM = Stream(0, 0, 1, 0)
 
 def storage_of(p: Tensor, group: Mapping[str, Any], layers: Layers) -> Storage:
     """How a parameter of this group is stored."""
+    if group["state_precision"] == "float32" and not (group["stochastic_rounding"] or group["kahan_sum"]):
+        return FULL
     low = p.dtype in (torch.bfloat16, torch.float16)
     if not low and p.dtype != torch.float32:
         return FULL
