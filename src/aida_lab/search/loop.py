@@ -6,14 +6,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from aida_lab.events import Event, Listener, Pruned
-from aida_lab.runs.records import RunRecord, read_run
-from aida_lab.runs.summary import summary_of
+from aida_lab.experiments import experiments
+from aida_lab.report.collect import Run, run_of
+from aida_lab.runs.records import DONE, read_run
 from aida_lab.search.findings import Findings, Measured, best_of
 from aida_lab.search.liveness import this_worker
 from aida_lab.search.plan import Plan
@@ -151,11 +153,12 @@ class SearchLoop:
         run = outcome.key
         stage = next(each for each in self._stages() if run in each.leases)
         if outcome.done or outcome.state == "pruned":
-            spec, record = stage.spec(stage.leases[run].configuration), read_run(self._jobs.out / run)
-            if outcome.done and record.result is None:
-                stage.fail(run, f"{record.path} no longer has a result")
+            spec = stage.spec(stage.leases[run].configuration)
+            trained = run_of(replace(read_run(self._jobs.out / run), spec=spec), experiments())
+            if outcome.done and trained.state not in DONE:
+                stage.fail(run, f"{trained.folder} no longer has a usable result: {trained.remark or trained.state}")
                 return
-            found = _measured(record)
+            found = _measured(trained)
             stage.finish(run, found)
             if outcome.state == "pruned":
                 self._report(found, spec, "pruned: worse than the median of other runs")
@@ -191,8 +194,7 @@ class SearchLoop:
         time.sleep(_POLL)
 
 
-def _measured(record: RunRecord) -> Measured:
-    found = summary_of(record)
-    state: Any = record.result["state"] if record.result else "pruned"
-    folder, host = str(record.path.resolve()), str(this_worker()["host"])
-    return Measured(record.path.name, state, found.best, found.best_epoch, found.last, folder, host)
+def _measured(run: Run) -> Measured:
+    _, best, best_epoch, last = run.so_far
+    state: Any = run.state if run.state in DONE else "pruned"
+    return Measured(run.key, state, best, best_epoch, last, str(run.folder.resolve()), str(this_worker()["host"]))
