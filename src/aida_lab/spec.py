@@ -190,6 +190,9 @@ class RunSpec:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def __reduce__(self) -> Any:
+        return type(self).from_json, (self.to_json(),)  # a mapping proxy cannot be pickled
+
     def to_json(self) -> dict[str, Any]:
         content = {"format": FORMAT, **vars(self), "hyper": dict(self.hyper)}
         # fields that are newer than some runs are left out at their first meaning: old runs keep their names

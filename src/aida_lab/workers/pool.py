@@ -19,6 +19,7 @@ from aida_lab.events import Event, Listener, Pruned
 from aida_lab.spec import RunSpec
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, record_failure
+from aida_lab.workers.worker import Prune
 
 #: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({})"
@@ -62,14 +63,14 @@ class Worker:
                 pass_fds=(theirs.fileno(), *config.fds),
                 start_new_session=True,  # Ctrl-C reaches only the pool, which asks the worker to save
             )
-        self.send(config.out, config.options, config.runner)
+        self.send((config.out, config.options, config.runner))
 
     def train(self, spec: RunSpec) -> None:
         self.run = spec
         self._log_start = self._log.stat().st_size
-        self.send("train", spec.to_json())
+        self.send(spec)
 
-    def send(self, *message: Any) -> None:
+    def send(self, message: Any) -> None:
         with suppress(OSError):  # the worker died: the pool reaps it later
             self.connection.send(message)
 
@@ -141,7 +142,7 @@ class WorkerPool:
         if not self._stopping:
             self._stopping = True
             for worker in self._workers:
-                worker.send("stop", "")
+                worker.send(None)
 
     def close(self, timeout: float) -> None:
         """Give the workers ``timeout`` seconds to save their runs and exit, then kill them."""
@@ -171,7 +172,7 @@ class WorkerPool:
                 try:
                     listen(message)
                 except Pruned:
-                    worker.send("prune", message.run)
+                    worker.send(Prune(message.run))
                 continue
             outcome, usable = message
             worker.run = None

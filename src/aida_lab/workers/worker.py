@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from aida_lab.events import Event, Pruned
 from aida_lab.spec import RunSpec
@@ -28,10 +28,16 @@ from aida_lab.workers.attempt import attempt, gpu_is_usable
 SAVE_TIMEOUT = 120.0
 
 
+class Prune(NamedTuple):
+    """The message that ends a run early."""
+
+    run: str
+
+
 class Inbox:
     """Receives messages in a thread, so that a request to stop or to prune arrives during training.
 
-    Messages: ``("train", content of a spec)``, ``("prune", key of a run)`` and ``("stop", "")``.
+    Messages: a :class:`RunSpec` to train, a :class:`Prune`, or None to save the current run and exit.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -49,11 +55,11 @@ class Inbox:
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                kind, content = self._connection.recv()
-                if kind == "train":
-                    self._waiting.put(RunSpec.from_json(content))
-                elif kind == "prune":
-                    self.pruned.add(content)
+                message: RunSpec | Prune | None = self._connection.recv()
+                if isinstance(message, RunSpec):
+                    self._waiting.put(message)
+                elif isinstance(message, Prune):
+                    self.pruned.add(message.run)
                 else:
                     self._stop()
         self._stop()
