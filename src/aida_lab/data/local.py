@@ -21,8 +21,6 @@ from aida_lab.runs.files import StoreError, read_object
 
 RECEIPT = "receipt.json"
 
-State = Literal["verified", "not verified", "missing", "damaged"]
-
 #: A data root as callers give it; :func:`data_root` says what None means.
 Root = str | os.PathLike[str] | None
 
@@ -45,7 +43,7 @@ class Status:
     """One line of ``aida data list``."""
 
     data: DataSet
-    state: State
+    state: Literal["verified", "not verified", "missing", "damaged"]
     where: str
     remark: str = ""
 
