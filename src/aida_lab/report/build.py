@@ -48,7 +48,7 @@ def write(results: Results, out: Path, say: Callable[[str], None] = lambda text:
         stepsizes, problems = draw_stepsizes(results, making / "figures")
         say("writing the page")
         place = making / PAGE
-        place.write_bytes(encoded(page(results, making, stepsizes, problems, lies_in=out)))
+        place.write_bytes(encoded(page(results, making, out, stepsizes, problems)))
         made = [out / path.relative_to(making) for path in (place, *files, *figures, *stepsizes)]
     return Report(made[0], tuple(made), tuple(problems))
 

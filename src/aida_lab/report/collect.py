@@ -13,12 +13,8 @@ from typing import Any, Literal
 
 from aida_lab.runs.checks import best_and_last, finite
 from aida_lab.runs.files import StoreError, one_line
-from aida_lab.runs.records import RunRecord, read_curve, read_sessions, scan
+from aida_lab.runs.records import RunRecord, RunState, read_curve, read_sessions, scan
 from aida_lab.spec import Experiment, Metric, RunSpec
-
-#: The store's states, and two more. ``other metric``: finished, but measured by another metric than its experiment
-#: declares. ``two results``: its copies have different results.
-State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
 
 _Rows = list[dict[str, Any]]
 
@@ -44,7 +40,9 @@ class Run:
 
     folder: Path
     spec: RunSpec
-    state: State
+    #: That of the folder, or one of two more. ``other metric``: finished, but measured by another metric than its
+    #: experiment declares. ``two results``: its copies have different results.
+    state: RunState | Literal["other metric", "two results"]
     curve: Curve
     #: As its experiment declares it; None if that is not known here.
     declared: Metric | None = None
@@ -166,7 +164,7 @@ def run_of(record: RunRecord, experiments: Mapping[str, Experiment]) -> Run:
     assert spec is not None
     experiment = experiments.get(spec.experiment)
     declared = experiment.metrics.get(spec.variant) if experiment else None
-    state: State = record.state
+    state: Any = record.state
     metric = str(result.get("metric", ""))
     best, last = finite(result.get("best")), finite(result.get("last"))
     remark = record.problem or one_line(result.get("reason", ""))
