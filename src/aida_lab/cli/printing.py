@@ -101,8 +101,7 @@ def state_in_colour(state: str, text: str = "") -> Any:
 
     from aida_lab.progress.status import STYLES
 
-    styles = {**STYLES, "running": "cyan", "damaged": "red"}
-    return Text(text or state, style=styles.get(state, ""))
+    return Text(text or state, style=STYLES.get(state, ""))
 
 
 def announced_stop() -> Stop:

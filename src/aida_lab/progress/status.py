@@ -12,8 +12,11 @@ from aida_lab.experiments import find_experiment
 from aida_lab.progress.labels import labels
 from aida_lab.spec import Metric, RunSpec
 
-#: Events that end a run, each with the style of its line.
-STYLES = {"finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red"}
+#: The style of each state of a run that is not printed plainly.
+STYLES = {
+    "finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red",
+    "running": "cyan", "damaged": "red",
+}  # fmt: skip
 
 #: Seconds after which the speed is known even before the first epoch ends.
 _SETTLED = 10.0
@@ -62,7 +65,7 @@ class RunProgress:
 
     @property
     def ended(self) -> bool:
-        return self.state in STYLES
+        return self.state not in ("waiting", "running")
 
     def epoch_in_words(self) -> str:
         return f"epoch {int(self.done)}/{self.epochs}"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from aida_lab.events import Event, Listener, Pruned
 from aida_lab.progress.tensorboard_log import TensorboardLog
 from aida_lab.runs.files import StoreError
@@ -90,8 +92,7 @@ def _in_one_line(error: BaseException) -> str:
 
 def gpu_is_usable() -> bool:
     """Whether this process can still use its GPU. After some errors, CUDA fails until the process ends."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()
@@ -155,7 +156,6 @@ def _clean_up() -> None:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
-    torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # the GPU is not usable
             torch.cuda.empty_cache()
