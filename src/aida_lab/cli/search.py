@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aida_lab.cli import choices, printing
-from aida_lab.cli.options import RunOptions, takes
+from aida_lab.cli.options import Name, RunOptions, takes
 from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, say_written, table
+from aida_lab.events import Event
 
 if TYPE_CHECKING:
     from aida_lab.search.findings import Findings, Row
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 @takes(RunOptions)
 def search(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None, typer.Option(help="As in aida train. Repeat the option for several.", show_default="aida")
     ] = None,
@@ -106,7 +105,6 @@ def search(
 
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
     """Carry out all searches. Returns their findings and the signal that stopped them, 0 for none."""
-    from aida_lab.events import Event
     from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.search.loop import Search, SearchLoop
@@ -146,7 +144,7 @@ def _report(found: Findings) -> None:
     drawn = table("", "", *plan.space.sets, "state", "best (epoch)", "last", "folder", dense=True)
     for row in found.rows:
         mark = "*" if row is found.best else ""
-        drawn.add_row(mark, *map(value_in_words, row.configuration.values()), *_measures(row))
+        drawn.add_row(mark, *map(value_in_words, row.params.values()), *_measures(row))
     console().print(drawn)
     for problem in found.problems():
         say(problem, err=True)
@@ -165,7 +163,7 @@ def _report(found: Findings) -> None:
         if spread is not None:
             say(f"{plan.method}, {name} epoch: {mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        instead = " ".join(f"--set {text}" for text in as_assignments(following.configuration))
+        instead = " ".join(f"--set {text}" for text in as_assignments(following.params))
         say(f"the best configuration did not hold in its repetitions; {instead} repeats the next best instead")
 
 
@@ -186,7 +184,7 @@ def _summarise(found: Sequence[Findings]) -> None:
         best, figure = each.spread("best"), figures.get(each.plan.method)
         drawn.add_row(
             each.plan.method,
-            settings_in_words(each.best.configuration) if each.best else "",
+            settings_in_words(each.best.params) if each.best else "",
             mean_in_words(best),
             mean_in_words(each.spread("last")),
             str(best.n) if best else "",

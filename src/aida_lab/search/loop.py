@@ -87,7 +87,7 @@ class Search:
                 plan.repetitions_name(best.spec),
                 {"of": plan.name},
                 SEEDS,
-                lambda configuration: plan.repetition(best.spec, configuration["seed"]),
+                lambda params: plan.repetition(best.spec, params["seed"]),
                 [{"seed": seed} for seed in plan.seeds],
             )
         return Findings(plan, rows, best, self._repeated.rows() if self._repeated else [])
@@ -105,8 +105,7 @@ class SearchLoop:
         stop: Stop,
     ) -> None:
         self._searches, self._jobs, self._listen, self._expect, self._stop = searches, jobs, listen, expect, stop
-        #: Keys of the runs that were leased here or reported as measured.
-        self._reported: set[str] = set()
+        self._reported: set[str] = set()  #: keys of the runs that were leased here or reported as measured
         self._waiting = False
 
     def run(self) -> None:
@@ -153,7 +152,7 @@ class SearchLoop:
         run = outcome.key
         stage = next(each for each in self._stages() if run in each.leases)
         if outcome.done or outcome.state == "pruned":
-            spec = stage.spec(stage.leases[run].configuration)
+            spec = stage.spec(stage.leases[run].params)
             trained = run_of(replace(read_run(self._jobs.out / run), spec=spec), experiments())
             if outcome.done and trained.state not in DONE:
                 stage.fail(run, f"{trained.folder} no longer has a usable result: {trained.remark or trained.state}")

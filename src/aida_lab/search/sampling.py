@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from aida_lab.search.plan import Plan
-from aida_lab.search.space import Configuration, Space
+from aida_lab.search.space import Params, Space
 
 #: Distribution of the seeds of repetitions.
 SEEDS: Mapping[str, BaseDistribution] = {"seed": IntDistribution(0, 2**62)}
@@ -48,7 +48,7 @@ def _decode(param: Any, values: tuple[Any, ...]) -> Any:
     return next((value for value in values if encode(value) == param), param)
 
 
-def propose(rdb: Any, name: str, space: Space, seed: int) -> tuple[int, Configuration]:
+def propose(rdb: Any, name: str, space: Space, seed: int) -> tuple[int, Params]:
     """Create a running trial with the next configuration that TPE proposes; returns both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -13,8 +13,8 @@ from aida.catalog import catalog
 from aida_lab.parsing import UsageError, parse_values
 from aida_lab.spec import Experiment
 
-#: One value per hyper-parameter.
-Configuration = Mapping[str, Any]
+#: The values of a configuration, by hyper-parameter.
+Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Space:
         return found
 
 
-def as_text(configuration: Configuration) -> str:
+def as_text(params: Params) -> str:
     """Return a text that is the same for equal configurations."""
-    return json.dumps(dict(configuration), sort_keys=True)
+    return json.dumps(dict(params), sort_keys=True)
 
 
 def space_of(
