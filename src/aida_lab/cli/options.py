@@ -23,6 +23,14 @@ DataRoot = Annotated[
     typer.Option("--data", help="Folder of the data sets.", show_default="$AIDA_DATA, else aida in the user's cache"),
 ]
 
+Name = Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")]
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")]
+
 
 @dataclass(frozen=True)
 class StepOptions:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from aida_lab.runs.files import printable
+from aida_lab.stopping import Stop
+
 if TYPE_CHECKING:
     from aida_lab.report.statistics import MeanStd
     from aida_lab.spec import PaperResult
-    from aida_lab.stopping import Stop
 
 #: Columns of a console that is not a terminal: lines in a file or a pipe need not be wrapped at 80.
 _WIDE = 200
@@ -23,8 +25,6 @@ def console() -> Any:
     """A console that prints text literally: no markup, no emoji, and control characters as escapes."""
     from rich.console import Console
     from rich.text import Text
-
-    from aida_lab.runs.files import printable
 
     class Plain(Console):
         # rich renders every string with this method: printed text, cells and titles of tables
@@ -69,7 +69,6 @@ def table(title: str, *columns: str, dense: bool = False) -> Any:
 
 def say(text: str, err: bool = False) -> None:
     """Print a line. Control characters, which a run's folder may contain, are printed as escapes."""
-    from aida_lab.runs.files import printable
 
     typer.echo(printable(text), err=err)
 
@@ -106,7 +105,6 @@ def state_in_colour(state: str, text: str = "") -> Any:
 
 def announced_stop() -> Stop:
     """A stop that acknowledges the first Ctrl-C."""
-    from aida_lab.stopping import Stop
 
     return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again stops without saving", err=True))
 

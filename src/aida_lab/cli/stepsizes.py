@@ -11,6 +11,7 @@ import typer
 
 from aida_lab.cli.choices import require_writable
 from aida_lab.cli.printing import console, fail, say, say_written, table
+from aida_lab.runs.files import StoreError, file_exists, is_archive, one_line
 
 if TYPE_CHECKING:
     from aida.stepsizes.sinks import StepsizeLog
@@ -57,7 +58,6 @@ def stepsizes(
 def _expanded(given: Path) -> list[Path]:
     """The run itself, or one run per method of a folder of runs."""
     from aida_lab.report.plots import RUNS_ABREAST
-    from aida_lab.runs.files import file_exists
     from aida_lab.runs.records import holds_runs, scan
 
     if not holds_runs(given) or os.path.lexists(given / _FILE):
@@ -92,7 +92,6 @@ def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
 def _read(run: Path) -> StepsizeLog | str:
     """The records of a run, or why there are none."""
     from aida_lab.report.plots import read_stepsizes
-    from aida_lab.runs.files import StoreError, is_archive, one_line
 
     if is_archive(run):
         return f"no stepsizes in {run}: a run records them with aida train --probe"

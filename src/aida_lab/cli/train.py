@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from aida_lab.cli import choices, printing
-from aida_lab.cli.options import DataRoot, RunOptions, takes
+from aida_lab.cli.options import DataRoot, Epochs, Name, RunOptions, Settings, takes
 from aida_lab.cli.printing import console, fail, load_torch, say, table
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def list_experiments(data: DataRoot = None) -> None:
 
 @takes(RunOptions)
 def train(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment to train; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,12 +68,9 @@ def train(
             show_default="aida",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
-    ] = None,
+    settings: Settings = None,
     seeds: Annotated[str, typer.Option(help="Seeds, one run per seed: 0,1,2 or 0-4.")] = "0",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    epochs: Epochs = None,
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aida_lab.cli import choices, printing
-from aida_lab.cli.options import RunOptions, takes
+from aida_lab.cli.options import Epochs, Name, RunOptions, Settings, takes
 from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, table
 from aida_lab.cli.train import leave
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @takes(RunOptions)
 def tune(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,10 +28,7 @@ def tune(
             show_default="aida",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter of every method."),
-    ] = None,
+    settings: Settings = None,
     lrs: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +39,7 @@ def tune(
     ] = None,
     tuning_seed: Annotated[int, typer.Option(min=0, help="Seed of the grid's runs.")] = 0,
     seeds: Annotated[str, typer.Option(help="Fresh seeds, which repeat each method's best learning rate.")] = "1-5",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    epochs: Epochs = None,
     *,
     options: RunOptions,
 ) -> None:
