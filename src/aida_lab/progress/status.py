@@ -30,16 +30,14 @@ class RunProgress:
     metric: Metric
     epochs: int
     state: str = "waiting"
-    #: Completed epochs, with the fraction of the current one.
-    done: float = 0.0
+    done: float = 0.0  #: completed epochs, with the fraction of the current one
     best: float | None = None
     best_epoch: int = 0
     last: float | None = None
     loss: float | None = None
     text: str = ""
-    #: When this process started it, and the epochs done before.
-    began: float = 0.0
-    done_before: float = 0.0
+    began: float = 0.0  #: when this process started it
+    done_before: float = 0.0  #: epochs done before that
 
     def take(self, event: Event, now: float) -> None:
         if event.kind == "started":
@@ -91,8 +89,7 @@ class Board:
 
     clock: Callable[[], float] = time.monotonic
     runs: dict[str, RunProgress] = field(default_factory=dict)
-    #: When the first run started, after its process did.
-    began: float | None = None
+    began: float | None = None  #: when the first run started, after its process did
 
     def expect(self, specs: Iterable[RunSpec]) -> None:
         """Add runs that have not started; those that are there already stay as they are."""

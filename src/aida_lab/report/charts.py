@@ -36,30 +36,22 @@ class Axis:
     label: str
     scale: Scale = "linear"
     digits: int = 2
-    #: "higher", "lower" or neither.
-    better: str = ""
+    better: str = ""  #: "higher", "lower" or neither
     integer: bool = False
-    #: Room at both ends, as a share of the range.
-    pad: float = 0.06
-    #: Fixed ends instead of those of the data.
-    ends: tuple[float, float] | None = None
+    pad: float = 0.06  #: room at both ends, as a share of the range
+    ends: tuple[float, float] | None = None  #: fixed ends instead of those of the data
 
 
 @dataclass(frozen=True)
 class Point:
     x: float
     y: float
-    #: One standard deviation around y, if there are several seeds.
-    low: float | None = None
+    low: float | None = None  #: one standard deviation around y, if there are several seeds
     high: float | None = None
-    #: One standard deviation of x.
-    x_std: float | None = None
-    #: The configuration behind the point.
-    opens: str = ""
-    #: What a tooltip adds to the numbers.
-    note: str = ""
-    #: Drawn with a ring around it.
-    best: bool = False
+    x_std: float | None = None  #: one standard deviation of x
+    opens: str = ""  #: the configuration behind the point
+    note: str = ""  #: what a tooltip adds to the numbers
+    best: bool = False  #: drawn with a ring around it
 
 
 @dataclass(frozen=True)
@@ -67,17 +59,14 @@ class Series:
     method: str
     kind: Literal["line", "steps", "points"]
     points: tuple[Point, ...]
-    #: Drawn with a marker and an error bar at every point instead of a band.
-    marked: bool = False
-    #: In the background.
-    minor: bool = False
+    marked: bool = False  #: drawn with a marker and an error bar at every point instead of a band
+    minor: bool = False  #: in the background
 
 
 @dataclass(frozen=True)
 class Chart:
     name: str
-    #: On the button that selects it.
-    label: str
+    label: str  #: on the button that selects it
     title: str
     subtitle: str
     about: str

@@ -30,8 +30,7 @@ class Curve:
     metric: tuple[float | None, ...] = ()
     loss: tuple[float | None, ...] = ()
     seconds: tuple[float | None, ...] = ()
-    #: Training steps so far.
-    steps: tuple[float | None, ...] = ()
+    steps: tuple[float | None, ...] = ()  #: training steps so far
 
 
 @dataclass(frozen=True)
@@ -44,24 +43,19 @@ class Run:
     #: experiment declares. ``two results``: its copies have different results.
     state: RunState | Literal["other metric", "two results"]
     curve: Curve
-    #: As its experiment declares it; None if that is not known here.
-    declared: Metric | None = None
-    #: The metric's key and direction from the run's result; empty without a result.
-    metric: str = ""
-    better: str = ""
+    declared: Metric | None = None  #: as its experiment declares it; None if that is not known here
+    metric: str = ""  #: the metric's key, from the run's result; empty without a result
+    better: str = ""  #: its direction, "higher" or "lower"
     best: float | None = None
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
-    #: Distinct commits and torch versions of the processes that trained it.
-    commits: tuple[str, ...] = (NOT_RECORDED,)
-    torch: tuple[str, ...] = (NOT_RECORDED,)
-    #: Whether another run may have used the same GPU or CPU at the same time.
-    shared: bool = False
+    commits: tuple[str, ...] = (NOT_RECORDED,)  #: distinct commits of the processes that trained it
+    torch: tuple[str, ...] = (NOT_RECORDED,)  #: their distinct versions of torch
+    shared: bool = False  #: whether another run may have used the same GPU or CPU at the same time
     #: GPU, start and end of each process, as far as known: until the next start, or as long as all epochs took.
     on_gpu: tuple[tuple[str, float, float], ...] = ()
-    #: Why it is excluded.
-    remark: str = ""
+    remark: str = ""  #: why it is excluded
 
     @property
     def key(self) -> str:

@@ -29,12 +29,9 @@ class Cell:
     """One method in one column."""
 
     method: str
-    #: The configuration in the method's row; None if it has no finished run.
-    chosen: Configuration | None
-    #: All of this column, the chosen one first.
-    configurations: tuple[Configuration, ...]
-    #: Configurations tried in shortened runs of the same experiment, which may have selected this one.
-    elsewhere: int
+    chosen: Configuration | None  #: the configuration in the method's row; None if it has no finished run
+    configurations: tuple[Configuration, ...]  #: all of this column, the chosen one first
+    elsewhere: int  #: configurations tried in shortened runs of the same experiment, which may have selected this one
     paper: PaperResult | None
     #: The configuration with the best mean, if it is not the chosen one: fewer seeds, or values the paper did not try.
     better: Configuration | None = None
@@ -84,10 +81,8 @@ class Column:
     metric: Metric
     reference: str
     cells: tuple[Cell, ...]
-    #: How its runs differ from the experiment as declared.
-    departures: tuple[str, ...] = ()
-    #: What distinguishes it from the experiment's other columns; empty if it is the only one.
-    distinction: str = ""
+    departures: tuple[str, ...] = ()  #: how its runs differ from the experiment as declared
+    distinction: str = ""  #: what distinguishes it from the experiment's other columns; empty if it is the only one
 
     @property
     def digits(self) -> int:

@@ -30,8 +30,7 @@ class Setup:
     variant: str
     epochs: int
     batch: int
-    #: 0 for all batches.
-    limit: int
+    limit: int  #: 0 for all batches
     precision: str
     compiled: bool
     deterministic: bool
@@ -68,18 +67,14 @@ class Setup:
 class Configuration:
     """One method with one set of hyper-parameters under one setup: one run per seed."""
 
-    #: What its runs share: their spec with seed 0 and without a probe.
-    spec: RunSpec
-    #: One per seed, ordered by seed; finished or not.
-    runs: tuple[Run, ...]
-    #: Further runs of the same seeds.
-    repeats: tuple[Run, ...] = ()
+    spec: RunSpec  #: what its runs share: their spec with seed 0 and without a probe
+    runs: tuple[Run, ...]  #: one per seed, ordered by seed; finished or not
+    repeats: tuple[Run, ...] = ()  #: further runs of the same seeds
     #: Values that the paper neither fixed nor searched, if it has a figure for the method.
     untried: Mapping[str, Any] = field(default_factory=dict)
     #: Seeds that were used to choose its learning rate. They are excluded from the mean.
     tuning_seeds: frozenset[int] = frozenset()
-    #: Whether another learning rate was chosen, and only that one was repeated with fresh seeds.
-    outdone: bool = False
+    outdone: bool = False  #: whether another learning rate was chosen, and only that one was repeated with fresh seeds
 
     @cached_property
     def setup(self) -> Setup:

@@ -26,14 +26,11 @@ _TITLES = {
 class Table:
     """A group of columns."""
 
-    #: For a file name and a link.
-    name: str
+    name: str  #: for a file name and a link
     title: str
     columns: tuple[Column, ...]
-    #: For the navigation bar.
-    short: str
-    #: Title and name of the experiments that have no runs.
-    missing: tuple[tuple[str, str], ...] = ()
+    short: str  #: for the navigation bar
+    missing: tuple[tuple[str, str], ...] = ()  #: title and name of the experiments that have no runs
 
     @property
     def runs(self) -> int:
@@ -46,12 +43,9 @@ class Results:
 
     collection: Collection
     reference: str
-    #: The paper's tables by number, with and without runs.
-    paper: tuple[Table, ...]
-    #: Experiments that are not in the paper.
-    others: Table
-    #: Runs with fewer epochs or batches, another batch size or a warm-up.
-    shortened: Table
+    paper: tuple[Table, ...]  #: the paper's tables by number, with and without runs
+    others: Table  #: experiments that are not in the paper
+    shortened: Table  #: runs with fewer epochs or batches, another batch size or a warm-up
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -35,12 +35,9 @@ Place = TypeVar("Place", int, float)
 @dataclass(frozen=True)
 class Sweep:
     method: str
-    #: The method, with the values that tell it from other sweeps of the method if there are any.
-    name: str
-    #: One per learning rate, ascending.
-    configurations: tuple[Configuration, ...]
-    #: The seeds that ran at every learning rate.
-    seeds: frozenset[int]
+    name: str  #: the method, with the values that tell it from other sweeps of the method if there are any
+    configurations: tuple[Configuration, ...]  #: one per learning rate, ascending
+    seeds: frozenset[int]  #: the seeds that ran at every learning rate
     metric: Metric
 
     @cached_property

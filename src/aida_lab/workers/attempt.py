@@ -39,8 +39,7 @@ class Outcome:
 
     key: str
     state: OutcomeState
-    #: One line; empty if the run is done.
-    error: str = ""
+    error: str = ""  #: one line; empty if the run is done
 
     @property
     def done(self) -> bool:

@@ -44,10 +44,8 @@ class Jobs:
 
     out: Path
     options: Options
-    #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
-    jobs: int = 1
-    #: Function that trains a run, as ``module:function``.
-    runner: str = "aida_lab.training.run:run"
+    jobs: int = 1  #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
+    runner: str = "aida_lab.training.run:run"  #: function that trains a run, as ``module:function``
 
     def work(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
         """Train the runs and yield the outcome of each when it ends.

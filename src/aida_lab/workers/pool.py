@@ -34,13 +34,10 @@ class WorkerConfig:
 
     out: Path
     options: Options
-    #: Function that trains a run, as ``module:function``.
-    runner: str
-    #: Folder for the output of the workers.
-    logs: Path
+    runner: str  #: function that trains a run, as ``module:function``
+    logs: Path  #: folder for the output of the workers
     environment: Mapping[str, str]
-    #: File descriptors that each worker inherits.
-    fds: tuple[int, ...] = ()
+    fds: tuple[int, ...] = ()  #: file descriptors that each worker inherits
 
 
 class Worker:
@@ -48,8 +45,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, number: int) -> None:
         self.run: RunSpec | None = None
-        #: Whether the worker has closed its end of the connection.
-        self.closed = False
+        self.closed = False  #: whether the worker has closed its end of the connection
         self._log = config.logs / f"worker-{number}.log"
         self._log_start = 0
         self.connection, theirs = Pipe()
