@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from aida_lab.data.sets import SETS, DataSet
+from aida_lab.data.sets import DataSet
 from aida_lab.runs.files import StoreError, read_object
 
 RECEIPT = "receipt.json"
@@ -109,16 +109,11 @@ def fix_command(data: DataSet, root: Root = None) -> str:
     return f"aida data get {data.name}{option} (or, from a copy you have: {local})" if data.can_be_downloaded else local
 
 
-def status(root: Root = None) -> Iterator[Status]:
-    """The status of each data set, one at a time. Computes the checksum of every file."""
-    for data in SETS:
-        yield status_of(data, root)
-
-
 def status_of(data: DataSet, root: Root = None, verified: bool = False) -> Status:
-    """The status of one data set. ``verified`` means that the caller has just checked the official archive.
+    """The status of a data set. Computes the checksum of every file.
 
-    A receipt does not prove that: anybody can write one.
+    ``verified`` means that the caller has just checked the official archive. A receipt does not prove that: anybody
+    can write one.
     """
     if data.embedded:
         return Status(data, "verified", data.part_of, "needs no download")

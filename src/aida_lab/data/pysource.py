@@ -41,7 +41,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenSplits:
     """Token ids (int32) per split."""
 
     train: Tensor
@@ -107,7 +107,7 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
-def pysource(root: Root = None) -> Source:
+def pysource(root: Root = None) -> TokenSplits:
     """The packages as tokens of a byte-pair encoding. Uses the cache if it is valid."""
     texts = [bytes(local.read(sets.PYSOURCE, f"{split}.txt", root)) for split in ("train", "valid")]
 
@@ -119,7 +119,7 @@ def pysource(root: Root = None) -> Source:
     origin = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
     path = local.require(sets.PYSOURCE, root) / CACHE
     stored = cached(path, _FORMAT, origin, "the tokens", tokenised)
-    return Source(stored["train"].int(), stored["valid"].int(), VOCABULARY, len(texts[1]))
+    return TokenSplits(stored["train"].int(), stored["valid"].int(), VOCABULARY, len(texts[1]))
 
 
 def _documents(text: bytes) -> list[str]:
@@ -156,10 +156,10 @@ def _encoded(tokenizer: Any, text: bytes) -> Tensor:
 # -- the standard library ----------------------------------------------------------------------------------
 
 
-def standard_library() -> Source:
+def standard_library() -> TokenSplits:
     """The top-level modules of Python's standard library as bytes."""
     train, valid = (torch.frombuffer(bytearray(text), dtype=torch.uint8).int() for text in _library())
-    return Source(train, valid, 256, len(valid))
+    return TokenSplits(train, valid, 256, len(valid))
 
 
 def library_sum() -> str:
