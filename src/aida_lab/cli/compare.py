@@ -29,12 +29,12 @@ def compare(
     that the paper did not try, is named too. aida report compares all methods at once.
     """
     from aida_lab.experiments import experiments
-    from aida_lab.report.collect import Collection, collect
+    from aida_lab.report.collect import Collection, read_runs
     from aida_lab.report.results import arrange
 
     roots = runs or [Path("runs")]
     require_runs(roots)
-    found = collect(roots, experiments()).runs
+    found = read_runs(roots, experiments()).runs
     first, second = (_method(name, found, roots) for name in (a, b))
     if first == second:
         fail(f"{a} and {b} are the same method, {first}; name two methods")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aida_lab.experiments import experiments
 from aida_lab.report import formats, tables
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.page import page
 from aida_lab.report.plots import draw_all, draw_stepsizes
 from aida_lab.report.publish import PAGE, publishing
@@ -35,7 +35,7 @@ def read(
     those of the lab.
     """
     known = experiments() if declared is None else declared
-    return arrange(collect(roots, known), known, reference)
+    return arrange(read_runs(roots, known), known, reference)
 
 
 def write(results: Results, out: Path, say: Callable[[str], None] = lambda text: None) -> Report:

@@ -108,7 +108,7 @@ class Collection:
     unread: tuple[Unread, ...]
 
 
-def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
+def read_runs(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
     """Every run below the roots. Copies of a run count once; if their results differ, none counts."""
     copies: dict[str, list[RunRecord]] = {}
     unread: list[Unread] = []
@@ -164,7 +164,7 @@ def run_of(record: RunRecord, experiments: Mapping[str, Experiment]) -> Run:
     remark = record.problem or one_line(result.get("reason", ""))
     if record.result and declared and metric != declared.key:
         state = "other metric"
-        remark = f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}"
+        remark = f"measured by {metric or 'nothing'}, where its experiment uses {declared.key}"
     elif state == "finished" and (best is None or last is None):
         remark = f"finished without a number for {metric or 'its metric'}"
     sessions, rows = _read(read_sessions, record.path), _read(read_curve, record.path)
