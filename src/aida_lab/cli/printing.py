@@ -110,7 +110,7 @@ def announced_stop() -> Stop:
 
 
 @contextmanager
-def given_up_when_hurried(stop: Stop) -> Iterator[None]:
+def aborted_by_second_signal(stop: Stop) -> Iterator[None]:
     """A second Ctrl-C ends this block at once."""
     try:
         yield

@@ -122,7 +122,7 @@ def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: fl
                 )
                 with closing(Studies(storage, grace)) as studies:
                     searches = [Search(plan, studies) for plan in plans]
-                    with printing.given_up_when_hurried(stop):
+                    with printing.aborted_by_second_signal(stop):
                         SearchLoop(searches, jobs, listen, board.expect, stop).run()
                     found = [search.findings() for search in searches]
         except StorageError as error:

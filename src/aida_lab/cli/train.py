@@ -128,7 +128,7 @@ def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[
     board.expect(specs)
     outcomes: list[Outcome] = []
     display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
-    with printing.announced_stop() as stop, printing.given_up_when_hurried(stop), display as listen:
+    with printing.announced_stop() as stop, printing.aborted_by_second_signal(stop), display as listen:
         outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 

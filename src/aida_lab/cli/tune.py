@@ -79,7 +79,7 @@ def _carry_out(protocol: Protocol) -> int:
     from aida_lab.progress.status import Board
 
     board = Board()
-    with printing.announced_stop() as stop, printing.given_up_when_hurried(stop), shown(console(), board) as listen:
+    with printing.announced_stop() as stop, printing.aborted_by_second_signal(stop), shown(console(), board) as listen:
         protocol.run(listen, board.expect, stop)
     return stop.signal
 
