@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+from aida_lab import ExplainedError
 from aida_lab.data.sets import DataSet
 from aida_lab.runs.files import StoreError, read_object
 
@@ -25,7 +26,7 @@ RECEIPT = "receipt.json"
 Root = str | os.PathLike[str] | None
 
 
-class DataError(RuntimeError):
+class DataError(ExplainedError, RuntimeError):
     """A data set is missing or damaged, or its download failed: one line with path and remedy."""
 
 
