@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -49,21 +49,23 @@ def load_torch() -> None:
         import torch  # noqa: F401
 
 
-def table(title: str, *columns: str, dense: bool = False) -> Any:
-    """An empty table. ``dense`` saves space in a table with many rows and columns."""
+def table(title: str, heads: Sequence[str], rows: Iterable[Iterable[Any]] = (), dense: bool = False) -> Any:
+    """A table with these rows. ``dense`` saves space in a table with many rows and columns."""
     from rich import box
     from rich.table import Table
 
     drawn = Table(
         title=title or None,
         title_justify="left",
-        show_header=any(columns),
+        show_header=any(heads),
         box=box.SIMPLE_HEAD if dense else box.HEAVY_HEAD,
         pad_edge=not dense,
         padding=(0, 0) if dense else (0, 1),
     )
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for head in heads:
+        drawn.add_column(head, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
     return drawn
 
 

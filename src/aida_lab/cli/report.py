@@ -64,8 +64,6 @@ def _draw(results: Results) -> None:
     measured = results.columns
     found = comparison(measured[0]) if len(measured) == 1 else glance(results)
     if found.rows:
-        drawn = table(found.title if len(measured) == 1 else "", *(head.text for head in found.heads))
-        for row in found.rows:
-            drawn.add_row(*(field.text for field in row))
-        console().print(drawn)
+        heads, rows = [head.text for head in found.heads], ([field.text for field in row] for row in found.rows)
+        console().print(table(found.title if len(measured) == 1 else "", heads, rows))
     say(f"{len(results.collection.runs)} runs: {census(results)}")

@@ -95,19 +95,15 @@ def draw_means(means: Sequence[Configuration]) -> None:
         "not in the mean": [", ".join(f"{n} {state}" for state, n in states.items()) for states in excluded],
     }
     columns = {head: cells for head, cells in columns.items() if any(cells)}
-    drawn = table("mean over seeds", *columns, dense=True)
-    for row in zip(*columns.values(), strict=True):
-        drawn.add_row(*row)
-    console().print(drawn)
+    console().print(table("mean over seeds", list(columns), zip(*columns.values(), strict=True), dense=True))
 
 
 def _draw(found: list[dict[str, Any]]) -> None:
     from aida_lab.progress.labels import settings_in_words
     from aida_lab.progress.status import age_in_words, in_words
 
-    drawn = table(
-        "", "run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age", dense=True
-    )
+    heads = ("run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age")
+    drawn = table("", heads, dense=True)
     drawn.columns[0].no_wrap = True
     for run in found:
         best = best_in_words(run["best"], run["best_epoch"])

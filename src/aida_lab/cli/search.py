@@ -141,11 +141,12 @@ def _report(found: Findings) -> None:
     if plan.shortened:
         title += f"; search shortened to {plan.base.epochs} of {plan.repetition(plan.base, 0).epochs} epochs"
     console().print(title, markup=False, soft_wrap=True)
-    drawn = table("", "", *plan.space.sets, "state", "best (epoch)", "last", "folder", dense=True)
-    for row in found.rows:
-        mark = "*" if row is found.best else ""
-        drawn.add_row(mark, *map(value_in_words, row.params.values()), *_measures(row))
-    console().print(drawn)
+    rows = [
+        ("*" if row is found.best else "", *map(value_in_words, row.params.values()), *_measures(row))
+        for row in found.rows
+    ]
+    heads = ("state", "best (epoch)", "last", "folder")
+    console().print(table("", ("", *plan.space.sets, *heads), rows, dense=True))
     for problem in found.problems():
         say(problem, err=True)
     if found.best is None:
@@ -153,11 +154,8 @@ def _report(found: Findings) -> None:
         said = f"{left} not measured yet" if left else "none finished: each diverged or was pruned"
         say(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
         return
-    heads = ("seed", "state", "best (epoch)", "last", "folder")
-    drawn = table(f"{plan.method}, best configuration", *heads, dense=True)
-    for row in found.repetitions:
-        drawn.add_row(str(row.spec.seed), *_measures(row))
-    console().print(drawn)
+    repeated = ((str(row.spec.seed), *_measures(row)) for row in found.repetitions)
+    console().print(table(f"{plan.method}, best configuration", ("seed", *heads), repeated, dense=True))
     lost = f", {found.diverged} diverged" if found.diverged else ""
     for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
         if spread is not None:
@@ -179,18 +177,14 @@ def _summarise(found: Sequence[Findings]) -> None:
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
-    drawn = table(title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
+    rows = []
     for each in found:
-        best, figure = each.spread("best"), figures.get(each.plan.method)
-        drawn.add_row(
-            each.plan.method,
-            settings_in_words(each.best.params) if each.best else "",
-            mean_in_words(best),
-            mean_in_words(each.spread("last")),
-            str(best.n) if best else "",
-            mean_in_words(figure),
-        )
-    console().print(drawn)
+        best, last, figure = each.spread("best"), each.spread("last"), figures.get(each.plan.method)
+        values = settings_in_words(each.best.params) if each.best else ""
+        means = (mean_in_words(best), mean_in_words(last), str(best.n) if best else "", mean_in_words(figure))
+        rows.append((each.plan.method, values, *means))
+    heads = ("method", "best values", "best epoch", "last epoch", "n", "paper")
+    console().print(table(title, heads, rows, dense=True))
 
 
 def _measures(row: Row) -> list[Any]:

@@ -80,13 +80,14 @@ def _expanded(given: Path) -> list[Path]:
 
 
 def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
-    drawn = table("stepsizes at the last measurement", "run", "method", "step", "layers", "spread", "at the bound")
+    rows = []
     for run, log in logs.items():
         if log.across:
             last = log.across[-1]
             share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
-            drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
-    console().print(drawn)
+            rows.append((str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share))
+    heads = ("run", "method", "step", "layers", "spread", "at the bound")
+    console().print(table("stepsizes at the last measurement", heads, rows))
 
 
 def _read(run: Path) -> StepsizeLog | str:

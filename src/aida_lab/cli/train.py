@@ -41,19 +41,14 @@ def list_experiments(data: DataRoot = None) -> None:
     """List the experiments: model, data, epochs, metric."""
     from aida_lab.experiments import experiments
 
-    drawn = table("", "name", "what", "parameters", "data", "epochs", "metric", "variants")
+    rows = []
     for each in experiments().values():
-        metrics = list(each.metrics.values())
-        drawn.add_row(
-            each.name,
-            each.title,
-            f"{each.parameters:,}",
-            ", ".join(f"{name} ({_data_in_words(name, data)})" for name in each.data),
-            str(each.epochs),
-            metrics[0].title,
-            ", ".join(each.variants) if len(metrics) > 1 else "",
-        )
-    console().print(drawn)
+        metrics, reads = list(each.metrics.values()), [f"{name} ({_data_in_words(name, data)})" for name in each.data]
+        variants = each.variants if len(metrics) > 1 else ()
+        numbers = (f"{each.parameters:,}", ", ".join(reads), str(each.epochs))
+        rows.append((each.name, each.title, *numbers, metrics[0].title, ", ".join(variants)))
+    heads = ("name", "what", "parameters", "data", "epochs", "metric", "variants")
+    console().print(table("", heads, rows))
     console().print("To train one: aida train NAME --optimizer aida --seeds 0,1,2", style="dim")
 
 
@@ -169,8 +164,7 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
     states = {each.key: each.state for each in outcomes}
     # runs that share a machine slow each other down: their times say nothing about the method
     timed = ["s per epoch"] if jobs == 1 else []
-    drawn = table("", "run", "state", "best (epoch)", "last", *timed, "folder", dense=True)
-    runs = []
+    runs, rows = [], []
     for spec in specs:
         folder = out / spec.key
         if spec.key not in states or not folder.is_dir():  # stopped before it started
@@ -178,17 +172,12 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
         run = run_of(replace(read_run(folder), spec=spec), experiments())
         runs.append(run)
         _, best, best_epoch, last = run.so_far
+        state, best_known = printing.state_in_colour(states[spec.key]), printing.best_in_words(best, best_epoch)
         seconds = [in_words(run.median_seconds)] if timed else []
-        cells = [
-            printing.state_in_colour(states[spec.key]),
-            printing.best_in_words(best, best_epoch),
-            in_words(last),
-            *seconds,
-        ]
-        drawn.add_row(named[spec.key], *cells, str(folder))
+        rows.append((named[spec.key], state, best_known, in_words(last), *seconds, str(folder)))
     if not runs:
         return
-    console().print(drawn)
+    console().print(table("", ("run", "state", "best (epoch)", "last", *timed, "folder"), rows, dense=True))
     means = means_of(runs)
     draw_means(means)
     if len(outcomes) == len(specs) and all(each.done for each in outcomes):

@@ -91,7 +91,7 @@ def _report(found: Sequence[Tuned]) -> None:
     method = found[0].method
     title = f"{method.base.experiment}: {method.metric.title} at the best epoch, {method.metric.better} is better"
     heads = ("method", "runs", "learning rates", "best", f"seed {method.base.seed}", "fresh seeds", "n", "")
-    drawn = table(title, *heads, dense=True)
+    rows = []
     for each in found:
         extension = len(each.places) - len(each.method.grid)
         runs = f"{len(each.method.grid)}{f' + {extension}' if extension else ''} + {len(each.method.seeds)}"
@@ -99,8 +99,8 @@ def _report(found: Sequence[Tuned]) -> None:
         best = "" if each.best is None else f"{each.method.lr(each.best):g}"
         chosen = "" if each.best is None else in_words(each.grid[each.best].best)
         n = str(each.mean.n) if each.mean else ""
-        drawn.add_row(each.name, runs, rates, best, chosen, mean_in_words(each.mean), n, _remark(each))
-    console().print(drawn)
+        rows.append((each.name, runs, rates, best, chosen, mean_in_words(each.mean), n, _remark(each)))
+    console().print(table(title, heads, rows, dense=True))
     say("runs: grid, runs beyond the edge of the grid if any, fresh seeds")
 
 
