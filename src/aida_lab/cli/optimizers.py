@@ -77,6 +77,6 @@ def _by_experiment(optimizer: str) -> dict[str, str]:
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
-    from aida_lab.progress.labels import value_in_words
-
-    return ", ".join(f"{key} {value_in_words(value)}" for key, value in values.items())
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )
