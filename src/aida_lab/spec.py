@@ -39,7 +39,11 @@ class Metric:
         """Whether ``new`` is better than the best so far. NaN never improves; any number improves on NaN or None."""
         if new != new:
             return False
-        return best is None or best != best or (new > best if self.better == "higher" else new < best)
+        return best is None or best != best or self.sort_key(new) < self.sort_key(best)
+
+    def sort_key(self, value: float) -> float:
+        """A number to sort by: the best value has the lowest."""
+        return -value if self.better == "higher" else value
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def sensitivity(column: Column) -> Chart:
             best, note = lr == each.best, f"lr {words.plain(lr)}"
             if value is not None:  # a diverged run has no point
                 points.append(Point(lr, value, opens=configuration.id, note=note + fresh * best, best=best))
-        ranked = sorted((point.y for point in points), reverse=column.metric.better == "higher")
+        ranked = sorted((point.y for point in points), key=column.metric.sort_key)
         shown += ranked[: (len(ranked) + 1) // 2]  # the others may be very far away
         series.append(Series(each.name, "line", tuple(points), marked=True))
     room = 0.06 * (max(shown) - min(shown)) if shown else 0.0
@@ -187,7 +187,7 @@ def sensitivity(column: Column) -> Chart:
 def best_of_k(column: Column) -> Chart:
     """What a smaller budget would have found: the expected best of k learning rates of the grid."""
     finished = [value for each in column.sweeps for value in each.values.values() if value is not None]
-    worst = (min if column.metric.better == "higher" else max)(finished, default=0.0)
+    worst = max(finished, key=column.metric.sort_key, default=0.0)
     series = []
     for each in column.sweeps:
         values = [worst if value is None else value for value in each.values.values()]

@@ -55,7 +55,7 @@ class Cell:
         own = bool(self.chosen.untried)
         candidates = [each for each in self.configurations if own or not each.untried]
         found = [(run.best, each) for each in candidates for run in each.counted if run.best is not None]
-        return (max if metric.better == "higher" else min)(found, key=lambda one: one[0])
+        return min(found, key=lambda one: metric.sort_key(one[0]))
 
     @property
     def diverged(self) -> int:
@@ -144,7 +144,7 @@ class Column:
 
     def gain(self, found: Comparison) -> float:
         """A difference of the metric, positive if the first method is better."""
-        return found.difference if self.metric.better == "higher" else -found.difference
+        return -self.metric.sort_key(found.difference)
 
     def cell(self, method: str) -> Cell | None:
         return next((cell for cell in self.cells if cell.method == method), None)
@@ -263,7 +263,7 @@ def _leader(
     if not values:
         return None
     means = {method: mean_std(found).mean for method, found in values.items()}
-    first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
+    first = min(means, key=lambda method: metric.sort_key(means[method]))
     if first in survivors:
         return None
     tests = family if first == reference else _family(first, values, survivors)

@@ -141,13 +141,12 @@ def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration
     Seeds come first, so that one lucky run does not displace a repeated configuration. The paper's values come next,
     because the paper's figure is the best of those alone. Diverged seeds count before the mean, which leaves them out.
     """
-    sign = -1.0 if metric.better == "higher" else 1.0
 
     def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
         found, untried = each.mean_std("best"), bool(each.untried)
         if found is None:
             return 0, untried, 0, 0.0, each.id
-        return -found.n, untried, each.diverged, sign * found.mean, each.id
+        return -found.n, untried, each.diverged, metric.sort_key(found.mean), each.id
 
     return sorted(found, key=rank)
 
