@@ -71,14 +71,15 @@ def search(
     before it stops. aida runs and aida report read these runs like any others.
     """
     load_torch()
-    from aida_lab.parsing import parse_seeds, parse_values
-    from aida_lab.search.plan import plan_of
-    from aida_lab.search.space import methods_of, parse_sets
     from aida_lab.search.storage import missing_packages
-    from aida_lab.workers.jobs import Jobs
 
     if missing := missing_packages(storage):
         fail(missing)
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.search.plan import plan_of
+    from aida_lab.search.space import methods_of, parse_sets
+    from aida_lab.workers.jobs import Jobs
+
     chosen = choices.chosen_experiment(experiment, "search")
     if every and optimizer:
         fail("--all selects every optimizer, --optimizer some of them; use one of the two")

@@ -12,6 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import IntDistribution
+from optuna.pruners import MedianPruner
+
 from aida_lab.events import Event, Listener, Pruned
 from aida_lab.experiments import experiments
 from aida_lab.report.collect import Run, run_of
@@ -19,7 +22,6 @@ from aida_lab.runs.records import DONE, read_run
 from aida_lab.search.findings import Findings, Measured, best_of
 from aida_lab.search.liveness import this_worker
 from aida_lab.search.plan import Plan
-from aida_lab.search.sampling import SEEDS, listed_values, pruner_of, value_ranges
 from aida_lab.search.storage import StorageError
 from aida_lab.search.trials import Studies, Trials
 from aida_lab.spec import RunSpec
@@ -27,6 +29,8 @@ from aida_lab.stopping import Stop
 from aida_lab.workers.attempt import Outcome
 from aida_lab.workers.jobs import Jobs
 
+#: Trials that must end before the first is pruned; Optuna's default.
+_PRUNER_STARTUP = 5
 #: Seconds between two polls while other workers train the remaining runs.
 _POLL = 1.0
 
@@ -37,9 +41,11 @@ class Search:
     def __init__(self, plan: Plan, studies: Studies) -> None:
         self.plan = plan
         self._studies = studies
-        self._pruner = pruner_of(plan)
+        # no pruning in the first quarter: curves of different learning rates often cross there
+        median = MedianPruner(n_startup_trials=_PRUNER_STARTUP, n_warmup_steps=plan.base.epochs // 4 + 1)
+        self._pruner = None if plan.pruner == "none" else median
         grid = plan.sampler == "grid"
-        distributions = listed_values(plan.space) if grid else value_ranges(plan.space)
+        distributions = plan.space.listed_values() if grid else plan.space.value_ranges()
         listed = plan.space.grid() if grid else None
         self._searched = Trials(studies, plan, plan.name, plan.about(), distributions, plan.spec, listed)
         self._repeated: Trials | None = None
@@ -86,7 +92,7 @@ class Search:
                 plan,
                 plan.repetitions_name(best.spec),
                 {"of": plan.name},
-                SEEDS,
+                {"seed": IntDistribution(0, 2**62)},
                 lambda params: plan.repetition(best.spec, params["seed"]),
                 [{"seed": seed} for seed in plan.seeds],
             )

@@ -31,8 +31,7 @@ from aida_lab.runs.records import LOCK
 from aida_lab.search.findings import Measured, Row
 from aida_lab.search.liveness import TIMEOUT, Heartbeat, is_dead, this_worker
 from aida_lab.search.plan import Plan
-from aida_lab.search.sampling import encode, propose
-from aida_lab.search.space import Params, as_text
+from aida_lab.search.space import Params, as_text, encode
 from aida_lab.search.storage import Storage
 from aida_lab.spec import Metric, RunSpec
 
@@ -259,7 +258,7 @@ class Trials:
         while len(known(trials := self._read())) < self._wanted:
             # the seed differs per proposal and is the same when a search is repeated
             seed = self._plan.base.seed + len(trials)
-            lease = Lease(*self._storage.retry(propose, self._storage.rdb, self._name, self._plan.space, seed))
+            lease = Lease(*self._storage.retry(self._plan.space.propose, self._storage.rdb, self._name, seed))
             self._heartbeat.add(lease.trial)
             with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
                 self._set(lease.trial, self._attributes(lease.params))
