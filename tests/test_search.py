@@ -291,10 +291,10 @@ def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
         (["digits", "--over", "epsilon=1,2"], "did you mean 'eps'"),
         (["digits", "--over", "lr=1,2", "--set", "lr=1"], "both name lr"),
         (["digits", "--over", "lr=()"], "the set is empty"),
-        (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
-        (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
+        (["digits", "--by", "mean"], "--by 'mean' is not known; known: best, last"),
+        (["digits", "--sampler", "cma"], "--sampler 'cma' is not known; known: grid, tpe"),
         (["digits", "--sampler", "tpe"], "needs a range of numbers"),
-        (["digits", "--pruner", "asha"], "--pruner 'asha' is none of none, median"),
+        (["digits", "--pruner", "asha"], "--pruner 'asha' is not known; known: none, median"),
         (["digits", "--seeds", "x"], "is not a seed"),
     ],
 )

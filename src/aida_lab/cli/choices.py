@@ -45,7 +45,7 @@ def chosen_variant(chosen: Experiment, asked: str | None, inception: Path | None
 def require_known(option: str, value: str | None, known: Sequence[str]) -> None:
     """End the command if an option was given a word that it does not know."""
     if value is not None and value not in known:
-        fail(f"{option} {value!r} is none of {', '.join(known)}")
+        fail(f"{option} {value!r} is not known; known: {', '.join(known)}")
 
 
 def require_data(names: Sequence[str], root: Path | None) -> None:

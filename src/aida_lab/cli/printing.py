@@ -38,12 +38,17 @@ def console() -> Any:
     return found
 
 
+def prints() -> bool:
+    """Whether this process prints: torchrun starts several for one run, and rank 0 prints for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def load_torch() -> None:
     """Import torch, which takes seconds, under a moving bar."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     shown = console()
-    silent = not shown.is_terminal or os.environ.get("RANK", "0") != "0"  # torchrun starts several processes
+    silent = not (shown.is_terminal and prints())
     with Progress(TextColumn("loading torch"), BarColumn(20), console=shown, transient=True, disable=silent) as bar:
         bar.add_task("", total=None)
         import torch  # noqa: F401

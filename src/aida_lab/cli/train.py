@@ -6,6 +6,7 @@ import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from aida_lab.cli import choices, printing
 from aida_lab.cli.options import DataRoot, Epochs, Name, RunOptions, Settings, takes
-from aida_lab.cli.printing import console, fail, load_torch, say, table
+from aida_lab.cli.printing import console, fail, load_torch, prints, say, table
 
 if TYPE_CHECKING:
     from aida_lab.spec import RunSpec
@@ -93,9 +94,10 @@ def train(
     jobs, out = options.jobs, options.out
     if jobs > 1 and (shard or "WORLD_SIZE" in os.environ):
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
-    if shard not in (None, "fsdp"):
-        fail(f"--shard {shard!r} is not known; only fsdp is")
-    _check_log(log)
+    choices.require_known("--shard", shard, ("fsdp",))
+    choices.require_known("--log", log, ("tensorboard",))
+    if log and not find_spec("tensorboard"):
+        fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
     request = options.request(
         chosen,
         optimizers=tuple(optimizer or ["aida"]),
@@ -108,7 +110,7 @@ def train(
     choices.require_data(chosen.reads(specs[0].variant), options.data)
     choices.require_writable(out)
     outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None, shard=shard), jobs)
-    if _speaks():
+    if prints():
         _report(specs, outcomes, out, jobs)
     leave(specs, outcomes, stopped_by)
 
@@ -122,7 +124,7 @@ def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[
     board = Board()
     board.expect(specs)
     outcomes: list[Outcome] = []
-    display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
+    display = shown(console(), board) if prints() else nullcontext(lambda event: None)
     with printing.announced_stop() as stop, printing.aborted_by_second_signal(stop), display as listen:
         outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
@@ -132,11 +134,11 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
     """Say which runs are not done, and exit unless all are."""
     from aida_lab.progress.labels import labels
 
-    named, rank = labels(specs), "" if _speaks() else f"rank {os.environ['RANK']}: "
+    named, rank = labels(specs), "" if prints() else f"rank {os.environ['RANK']}: "
     for each in outcomes:
         if each.state in ("failed", "busy"):
             say(f"{rank}{named[each.key]} {each.state}: {each.error}", err=True)
-    if _speaks():
+    if prints():
         unfinished = len(specs) - sum(each.done for each in outcomes)
         if unfinished:
             say(f"{unfinished} of {len(specs)} runs are not finished. Next: the same command again; it resumes them")
@@ -144,11 +146,6 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
         raise typer.Exit(128 + stopped_by)
     if any(not each.done for each in outcomes):
         raise typer.Exit(1)
-
-
-def _speaks() -> bool:
-    """Whether this process prints: torchrun starts several for one run, and rank 0 prints for all."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int) -> None:
@@ -184,15 +181,6 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
         place, methods = shlex.quote(str(out)), list(dict.fromkeys(mean.method for mean in means))
         compare = f"aida compare {methods[0]} {methods[1]} {place}, or " if len(methods) > 1 else ""
         say(f"Next: {compare}aida report {place}")
-
-
-def _check_log(log: str | None) -> None:
-    from importlib.util import find_spec
-
-    if log not in (None, "tensorboard"):
-        fail(f"--log {log!r} is not known; only tensorboard is")
-    if log and not find_spec("tensorboard"):
-        fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
 
 
 def _data_in_words(name: str, root: Path | None) -> str:
