@@ -28,8 +28,8 @@ from aida_lab.training.environment import changed_since
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, attempt, gpu_is_usable
 from aida_lab.workers.mps import Sharing, shared_gpu
-from aida_lab.workers.pool import WorkerConfig, WorkerPool
-from aida_lab.workers.worker import SAVE_TIMEOUT
+from aida_lab.workers.pool import WorkerPool
+from aida_lab.workers.worker import SAVE_TIMEOUT, WorkerConfig
 
 #: Seconds between two polls of the workers or of locked run folders.
 _POLL = 0.2

@@ -6,38 +6,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from aida_lab.events import Event, Listener, Pruned
 from aida_lab.spec import RunSpec
-from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, record_failure
-from aida_lab.workers.worker import Prune
+from aida_lab.workers.worker import Prune, WorkerConfig
 
 #: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({})"
 
 #: Number of log lines of a dead worker that are kept with its run.
 _TAIL = 50
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What all workers of a pool have in common."""
-
-    out: Path
-    options: Options
-    runner: str  #: function that trains a run, as ``module:function``
-    logs: Path  #: folder for the output of the workers
-    environment: Mapping[str, str]
-    fds: tuple[int, ...] = ()  #: file descriptors that each worker inherits
 
 
 class Worker:
@@ -59,7 +44,7 @@ class Worker:
                 pass_fds=(theirs.fileno(), *config.fds),
                 start_new_session=True,  # Ctrl-C reaches only the pool, which asks the worker to save
             )
-        self.send((config.out, config.options, config.runner))
+        self.send(config)
 
     def train(self, spec: RunSpec) -> None:
         self.run = spec

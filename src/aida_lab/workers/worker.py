@@ -10,8 +10,9 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,6 +27,18 @@ from aida_lab.workers.attempt import attempt, gpu_is_usable
 
 #: Seconds that a run may take to save itself after the connection was closed.
 SAVE_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What all workers of a pool have in common."""
+
+    out: Path
+    options: Options
+    runner: str  #: function that trains a run, as ``module:function``
+    logs: Path  #: folder for the output of the workers
+    environment: Mapping[str, str]
+    fds: tuple[int, ...] = ()  #: file descriptors that each worker inherits
 
 
 class Prune(NamedTuple):
@@ -75,10 +88,8 @@ def main(descriptor: int) -> None:
     """Train the requested runs until the pool closes the connection with this file descriptor."""
     faulthandler.enable()  # a crash in C code writes the Python stack to the log
     connection: Connection[Any, Any] = Connection(descriptor)
-    out: Path
-    options: Options
-    out, options, runner = connection.recv()
-    train = resolve_name(runner)
+    config: WorkerConfig = connection.recv()
+    train = resolve_name(config.runner)
 
     def send(message: Any) -> None:
         with suppress(OSError):  # the pool is gone, which stops this process
@@ -93,7 +104,7 @@ def main(descriptor: int) -> None:
 
     with inbox.stop:
         for spec in inbox:
-            outcome = attempt(spec, out, options, forward, train)
+            outcome = attempt(spec, config.out, config.options, forward, train)
             usable = gpu_is_usable()
             send((outcome, usable))
             if not usable:
