@@ -199,11 +199,6 @@ def mixture(runs: Iterable[Run]) -> str:
     return ", ".join(f"{len(names)} {kind}" for names, kind in found if len(names) > 1)
 
 
-def paper_variant(experiment: Experiment) -> str:
-    """The variant that the paper's figures compare with."""
-    return experiment.paper_variant or experiment.variants[0]
-
-
 def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
     """The cells with their tests, which know each configuration by its id."""
     chosen = [cell.chosen for cell in cells if cell.chosen]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aida_lab.report.collect import Collection
-from aida_lab.report.columns import Column, column, paper_variant
+from aida_lab.report.columns import Column, column
 from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
@@ -111,7 +111,7 @@ def _paper_tables(experiments: Mapping[str, Experiment], columns: Mapping[str, S
     for name, experiment in experiments.items():
         if not experiment.table:
             continue
-        paper = paper_variant(experiment)
+        paper = experiment.paper_variant
         order = [paper, *experiment.variants, *(each.setup.variant for each in columns.get(name, ()))]
         whole = [each for each in columns.get(name, ()) if not each.departures]
         tables.setdefault(experiment.table, []).extend(sorted(whole, key=lambda each: order.index(each.setup.variant)))
