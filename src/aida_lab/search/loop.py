@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -99,33 +99,30 @@ class Search:
         return Findings(plan, rows, best, self._repeated.rows() if self._repeated else [])
 
 
+@dataclass
 class SearchLoop:
     """Carries out all searches of one command through one queue of runs."""
 
-    def __init__(
-        self,
-        searches: Sequence[Search],
-        jobs: Jobs,
-        listen: Listener,
-        expect: Callable[[Iterable[RunSpec]], object],
-        stop: Stop,
-    ) -> None:
-        self._searches, self._jobs, self._listen, self._expect, self._stop = searches, jobs, listen, expect, stop
-        self._reported: set[str] = set()  #: keys of the runs that were leased here or reported as measured
-        self._waiting = False
+    searches: Sequence[Search]
+    jobs: Jobs
+    listen: Listener
+    expect: Callable[[Iterable[RunSpec]], object]
+    stop: Stop
+    _reported: set[str] = field(default_factory=set)  #: keys of the runs that were leased here or reported as measured
+    _waiting: bool = False
 
     def run(self) -> None:
         """Train until all runs are measured by any worker, the remaining ones failed, or a stop is requested."""
         for stage in self._stages():
-            self._expect(stage.listed())
+            self.expect(stage.listed())
         try:
-            while not self._stop.asked:
+            while not self.stop.asked:
                 queued: set[str] = set()  # the queue drops duplicates
                 if (first := self._acquire(queued)) is not None:
                     runs = chain([first], iter(partial(self._acquire, queued), None))
-                    for outcome in self._jobs.work(runs, self._forward, self._stop):
+                    for outcome in self.jobs.work(runs, self._forward, self.stop):
                         self._record(outcome)
-                elif all(search.over for search in self._searches):
+                elif all(search.over for search in self.searches):
                     return
                 else:
                     self._wait()
@@ -137,18 +134,18 @@ class SearchLoop:
                         stage.release(run, "stopped")
 
     def _stages(self) -> list[Trials]:
-        return [stage for search in self._searches for stage in search.stages]
+        return [stage for search in self.searches for stage in search.stages]
 
     def _acquire(self, queued: set[str]) -> RunSpec | None:
         """Lease a run of any search; None if there is none at the moment."""
-        for search in self._searches:
-            spec = search.acquire(self._jobs.out, queued)
+        for search in self.searches:
+            spec = search.acquire(self.jobs.out, queued)
             for stage in search.stages:
-                self._expect(stage.listed())
+                self.expect(stage.listed())
                 self._report_others(stage)
             if spec is not None:
                 queued.add(spec.key)
-                self._expect([spec])  # a proposed run is not listed in advance
+                self.expect([spec])  # a proposed run is not listed in advance
                 self._reported.add(spec.key)
                 self._waiting = False
                 return spec
@@ -159,7 +156,7 @@ class SearchLoop:
         stage = next(each for each in self._stages() if run in each.leases)
         if outcome.done or outcome.state == "pruned":
             spec = stage.spec(stage.leases[run].params)
-            trained = run_of(replace(read_run(self._jobs.out / run), spec=spec), experiments())
+            trained = run_of(replace(read_run(self.jobs.out / run), spec=spec), experiments())
             if outcome.done and trained.state not in DONE:
                 stage.fail(run, f"{trained.folder} no longer has a usable result: {trained.remark or trained.state}")
                 return
@@ -174,8 +171,8 @@ class SearchLoop:
             stage.release(run, outcome.error or outcome.state)
 
     def _forward(self, event: Event) -> None:
-        self._listen(event)
-        if event.kind != "epoch" or not any(search.should_prune(event) for search in self._searches):
+        self.listen(event)
+        if event.kind != "epoch" or not any(search.should_prune(event) for search in self.searches):
             return
         if event.epoch < event.epochs:
             raise Pruned
@@ -184,18 +181,18 @@ class SearchLoop:
         for spec, each in stage.measured():
             if each.run not in self._reported:
                 self._reported.add(each.run)
-                self._expect([spec])
+                self.expect([spec])
                 where = "" if each.host == this_worker()["host"] else f" on {each.host}"
                 self._report(each, spec, f"{each.state}{where}, measured earlier or by another worker")
 
     def _report(self, measured: Measured, spec: RunSpec, text: str) -> None:
         row = {"best": measured.best, "best_epoch": measured.best_epoch, "last": measured.last}
-        self._listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=row, text=text))
+        self.listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=row, text=text))
 
     def _wait(self) -> None:
         if not self._waiting:
             self._waiting = True
-            self._listen(Event("note", "", text="other workers train the rest; waiting for them"))
+            self.listen(Event("note", "", text="other workers train the rest; waiting for them"))
         time.sleep(_POLL)
 
 
