@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -93,18 +94,12 @@ def distinct(contents: Iterable[bytes]) -> Iterator[bytes]:
     for content in contents:
         content = content.replace(b"\r\n", b"\n")
         digest = hashlib.sha256(content).digest()
-        if digest in seen or END in content or not LEAST <= len(content) <= MOST or not _is_utf8(content):
+        if digest in seen or END in content or not LEAST <= len(content) <= MOST:
             continue
-        seen.add(digest)
-        yield content
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+        with suppress(UnicodeDecodeError):  # a file that is not UTF-8 is left out
+            content.decode("utf-8")
+            seen.add(digest)
+            yield content
 
 
 def pysource(root: Root = None) -> TokenSplits:
