@@ -23,14 +23,7 @@ CLIP = 1.0
 
 
 class NextTokenTask(Task):
-    """Trains a GPT and measures the mean loss per token of the validation text.
-
-    Args:
-        context: the run's spec and device.
-        model: the network.
-        source: the tokens.
-        steps: steps per epoch.
-    """
+    """Trains a GPT, ``steps`` steps per epoch, and measures the mean loss per token of the validation text."""
 
     def __init__(self, context: TaskContext, model: GPT, source: TokenSplits, steps: int) -> None:
         super().__init__(context, model=model)
