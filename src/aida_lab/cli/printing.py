@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,6 +14,8 @@ from aida_lab.runs.files import printable
 from aida_lab.stopping import Stop
 
 if TYPE_CHECKING:
+    from aida_lab.events import Listener
+    from aida_lab.progress.status import Board
     from aida_lab.report.statistics import MeanStd
     from aida_lab.spec import PaperResult
 
@@ -110,20 +112,18 @@ def state_in_colour(state: str, text: str = "") -> Any:
     return Text(text or state, style=STYLES.get(state, ""))
 
 
-def announced_stop() -> Stop:
-    """A stop that acknowledges the first Ctrl-C."""
-
-    return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again stops without saving", err=True))
-
-
 @contextmanager
-def aborted_by_second_signal(stop: Stop) -> Iterator[None]:
-    """A second Ctrl-C ends this block at once."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        stop.ask()
-        typer.echo("stopped without saving; the same command resumes from the last checkpoints", err=True)
+def supervised(board: Board) -> Iterator[tuple[Listener, Stop]]:
+    """Show the progress of runs and stop them on Ctrl-C. A second Ctrl-C ends the block at once."""
+    from aida_lab.progress.display import shown
+
+    with Stop(lambda: say("stopping: runs are saved first; Ctrl-C again stops without saving", err=True)) as stop:
+        try:
+            with shown(console(), board) if prints() else nullcontext(lambda event: None) as listen:
+                yield listen, stop
+        except KeyboardInterrupt:
+            stop.ask()
+            say("stopped without saving; the same command resumes from the last checkpoints", err=True)
 
 
 def fail(message: str) -> NoReturn:

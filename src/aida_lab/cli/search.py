@@ -106,30 +106,27 @@ def search(
 
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
     """Carry out all searches. Returns their findings and the signal that stopped them, 0 for none."""
-    from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.search.loop import Search, SearchLoop
     from aida_lab.search.storage import Storage, StorageError, sqlite_in
     from aida_lab.search.trials import Studies
 
     board = Board()
-    with printing.announced_stop() as stop:
-        try:
-            with shown(console(), board) as listen:
-                storage = Storage(
-                    address or sqlite_in(jobs.out),
-                    note=lambda text: listen(Event("note", "", text=text)),
-                    cancelled=lambda: stop.asked,
-                )
-                with closing(Studies(storage, grace)) as studies:
-                    searches = [Search(plan, studies) for plan in plans]
-                    with printing.aborted_by_second_signal(stop):
-                        SearchLoop(searches, jobs, listen, board.expect, stop).run()
-                    found = [search.findings() for search in searches]
-        except StorageError as error:
-            say(str(error), err=True)
-            raise typer.Exit(1) from None
-    return found, stop.signal
+    searches: list[Search] = []
+    try:
+        with printing.supervised(board) as (listen, stop):
+            storage = Storage(
+                address or sqlite_in(jobs.out),
+                note=lambda text: listen(Event("note", "", text=text)),
+                cancelled=lambda: stop.asked,
+            )
+            with closing(Studies(storage, grace)) as studies:
+                searches += [Search(plan, studies) for plan in plans]
+                SearchLoop(searches, jobs, listen, board.expect, stop).run()
+        return [search.findings() for search in searches], stop.signal
+    except StorageError as error:
+        say(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def _report(found: Findings) -> None:

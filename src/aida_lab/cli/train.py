@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,15 +116,13 @@ def train(
 
 def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
     """Train all runs. Returns their outcomes and the signal that stopped them, 0 for none."""
-    from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.workers.jobs import Jobs
 
     board = Board()
     board.expect(specs)
     outcomes: list[Outcome] = []
-    display = shown(console(), board) if prints() else nullcontext(lambda event: None)
-    with printing.announced_stop() as stop, printing.aborted_by_second_signal(stop), display as listen:
+    with printing.supervised(board) as (listen, stop):
         outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aida_lab.cli import choices, printing
+from aida_lab.cli import choices
 from aida_lab.cli.options import Epochs, Name, RunOptions, Settings, takes
-from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, table
+from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, supervised, table
 from aida_lab.cli.train import leave
 
 if TYPE_CHECKING:
-    from aida_lab.tuning import Protocol, Tuned
+    from aida_lab.tuning import Tuned
 
 
 @takes(RunOptions)
@@ -52,6 +52,7 @@ def tune(
     """
     load_torch()
     from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.progress.status import Board
     from aida_lab.tuning import Protocol, method_of, parse_lrs
     from aida_lab.workers.jobs import Jobs
 
@@ -65,23 +66,14 @@ def tune(
     choices.require_data(chosen.reads(methods[0].base.variant), options.data)
     choices.require_writable(options.out)
     protocol = Protocol(methods, Jobs(options.out, options.training(), options.jobs))
-    stopped_by = _carry_out(protocol)
+    board = Board()
+    with supervised(board) as (listen, stop):
+        protocol.run(listen, board.expect, stop)
     _report(protocol.results())
     specs, outcomes = protocol.specs(), list(protocol.outcomes.values())
     if all(each.done for each in outcomes) and len(outcomes) == len(specs):
         say(f"Next: aida report {shlex.quote(str(options.out))}")
-    leave(specs, outcomes, stopped_by)
-
-
-def _carry_out(protocol: Protocol) -> int:
-    """Train until nothing is left. Returns the signal that stopped it, 0 for none."""
-    from aida_lab.progress.display import shown
-    from aida_lab.progress.status import Board
-
-    board = Board()
-    with printing.announced_stop() as stop, printing.aborted_by_second_signal(stop), shown(console(), board) as listen:
-        protocol.run(listen, board.expect, stop)
-    return stop.signal
+    leave(specs, outcomes, stop.signal)
 
 
 def _report(found: Sequence[Tuned]) -> None:
