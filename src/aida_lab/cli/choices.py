@@ -32,9 +32,8 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
     from aida_lab.data.local import require
     from aida_lab.data.sets import find
 
-    for wanted in map(find, names):
-        if not wanted.embedded:
-            require(wanted, root)
+    for name in names:
+        require(find(name), root)
 
 
 def require_runs(folders: Iterable[Path]) -> None:
