@@ -12,7 +12,7 @@ from aida import Aida
 from aida.rule import mutual_projections, residual_coefficients
 from aida_lab.theory import epsilon
 from aida_lab.theory.bounds import evaluate, monotone_share
-from aida_lab.theory.descent import ADABELIEF, AIDA, Hyperparameters, Method, descend
+from aida_lab.theory.descent import ADABELIEF, AIDA, Hyperparameters, descend
 from aida_lab.theory.problems import LogisticRegression, SmoothAbsolute, breast_cancer, digits
 from aida_lab.theory.study import (
     FAR_START,
@@ -217,7 +217,7 @@ def test_gradient_is_the_derivative_of_the_value(small, cancer):
 @pytest.mark.parametrize("k", [0, 1, 2])
 def test_recursion_with_bias_corrections_and_constant_beta1_is_the_optimizer(small, k):
     hyper = Hyperparameters(eta=0.05, lam=1.0)
-    found = descend(small, Method("", k), hyper, 25, bias_corrected=True)
+    found = descend(small, k, hyper, 25, bias_corrected=True)
     layers = [torch.zeros(s.stop - s.start, dtype=torch.float64, requires_grad=True) for s in small.layers]
     optimizer = Aida(layers, lr=hyper.eta, projections=k, foreach=False, fused=False)
     for t in range(1, 26):
@@ -254,7 +254,7 @@ SETS = [
 
 
 @pytest.mark.parametrize("hyper", SETS, ids=str)
-@pytest.mark.parametrize("method", [ADABELIEF, Method("one projection", 1), AIDA], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [ADABELIEF, 1, AIDA], ids="{} projections".format)
 @pytest.mark.parametrize("monotone", [False, True])
 def test_no_regret_exceeds_the_proofs_sums_nor_the_corrected_bounds(cancer, small, hyper, method, monotone):
     for problem in (cancer, small):

@@ -35,16 +35,8 @@ class Hyperparameters:
         return self.beta1 * self.lam**steps
 
 
-@dataclass(frozen=True)
-class Method:
-    """Aida with a number of projections. 0 is AdaBelief (without its outer eps, as in Eq. 5)."""
-
-    name: str
-    projections: int
-
-
-ADABELIEF = Method("AdaBelief", 0)
-AIDA = Method("Aida", 2)
+#: The methods by their number of projections. AdaBelief is without its outer eps, as in Eq. 5.
+ADABELIEF, AIDA = 0, 2
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ class Trajectory:
 
 def descend(
     problem: Problem,
-    method: Method,
+    projections: int,
     hyper: Hyperparameters,
     steps: int,
     *,
@@ -90,7 +82,7 @@ def descend(
         beta1 = hyper.beta1_at(t)
         m = beta1 * m + (1 - beta1) * g
         kept = v
-        residual = _residual(m, g, problem, method, hyper)
+        residual = _residual(m, g, problem, projections, hyper)
         v = hyper.beta2 * v + (1 - hyper.beta2) * residual**2 + hyper.eps
         if monotone:
             v = np.maximum(v, kept)
@@ -102,10 +94,10 @@ def descend(
     return Trajectory(problem, hyper, thetas, gradients, momenta, variances)
 
 
-def _residual(m: Array, g: Array, problem: Problem, method: Method, hyper: Hyperparameters) -> Array:
+def _residual(m: Array, g: Array, problem: Problem, projections: int, hyper: Hyperparameters) -> Array:
     residual = np.empty_like(m)
     for layer in problem.layers:
         products = float(m[layer] @ g[layer]), float(m[layer] @ m[layer]), float(g[layer] @ g[layer])
-        a, b = residual_coefficients(*products, method.projections, hyper.xi)
+        a, b = residual_coefficients(*products, projections, hyper.xi)
         residual[layer] = a * m[layer] + b * g[layer]
     return residual
