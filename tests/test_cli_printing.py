@@ -45,7 +45,7 @@ def test_a_folder_with_brackets_serves_every_command(tmp_path, monkeypatch, out)
 
 @pytest.mark.parametrize("text", [*ODD, ESCAPE])
 def test_tables_titles_and_lines_are_printed_as_they_are(text, capsys):
-    drawn = printing.table(text, text)
+    drawn = printing.table(text, [text])
     drawn.add_row(text)
     printing.console().print(drawn)
     printing.console().print(text)

@@ -85,7 +85,7 @@ def test_help_explains_itself(command):
         (("digits", "--precision", "fp8"), "--precision 'fp8' is not one of fp32, tf32, bf16"),
         (("digits", "--variant", "odd"), "digits has no variant 'odd'; it has default"),
         (("digits", "--device", "tpu"), "--device 'tpu' is neither cuda nor cpu"),
-        (("digits", "--log", "wandb"), "--log 'wandb' is not known; only tensorboard is"),
+        (("digits", "--log", "wandb"), "--log 'wandb' is not known; known: tensorboard"),
         (("digits", "--inception", __file__), "digits does not use --inception"),
         (("wgan-gp-cifar10", "--variant", "inception"), "needs the Inception weights: --inception FILE"),
     ],
@@ -229,7 +229,7 @@ def test_torchrun_and_jobs_are_not_mixed(monkeypatch):
     ("arguments", "code", "words"),
     [
         (("--shard", "fsdp", "--jobs", "2"), 2, "use one of the two"),
-        (("--shard", "tp"), 2, "--shard 'tp' is not known; only fsdp is"),
+        (("--shard", "tp"), 2, "--shard 'tp' is not known; known: fsdp"),
         (("--shard", "fsdp"), 1, "digits cannot be sharded"),
     ],
 )
@@ -260,7 +260,10 @@ def test_runs_are_listed_filtered_and_given_as_json():
     ("words", "line"),
     [
         (("nowhere",), "no runs at nowhere"),
-        ((".", "--state", "odd"), "--state 'odd' is none of finished, diverged, running, stopped, failed, damaged"),
+        (
+            (".", "--state", "odd"),
+            "--state 'odd' is not known; known: finished, diverged, running, stopped, failed, damaged",
+        ),
         ((".", "--experiment", "digits"), "no run of 'digits' in .; there are runs of nothing"),
     ],
 )

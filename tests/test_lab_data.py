@@ -326,7 +326,6 @@ def call(*words: object):
 def test_the_command_line_gets_imports_and_lists(tmp_path, copy, monkeypatch):
     with serving({"things.tar.gz": ARCHIVE}) as world:
         monkeypatch.setattr(sets, "SETS", (from_server(world), sets.DIGITS))
-        monkeypatch.setattr(local, "SETS", sets.SETS)
         missing = call("data", "list", "--data", tmp_path / "a")
         assert "missing" in missing.output
         found = call("data", "get", "things", "--data", tmp_path / "a")

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from aida_lab.data import fetch, pysource, sets
 from aida_lab.data.local import DataError
-from aida_lab.data.pysource import END, LEAST, MOST, Source
+from aida_lab.data.pysource import END, LEAST, MOST, TokenSplits
 from aida_lab.data.sets import DataFile, DataSet
 from aida_lab.experiments import find_experiment
 from aida_lab.models.gpt import GPT
@@ -35,10 +35,10 @@ from text_runs import assert_resumes_within_an_epoch, context
 CONTEXT, VOCABULARY = 8, 11
 
 
-def source(train: int = 100, valid: int = 60) -> Source:
+def source(train: int = 100, valid: int = 60) -> TokenSplits:
     generator = torch.Generator().manual_seed(0)
     draw = lambda count: torch.randint(VOCABULARY, (count,), generator=generator, dtype=torch.int32)  # noqa: E731
-    return Source(draw(train), draw(valid), VOCABULARY, valid_bytes=2 * valid)
+    return TokenSplits(draw(train), draw(valid), VOCABULARY, valid_bytes=2 * valid)
 
 
 def model() -> GPT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -319,7 +320,7 @@ def test_aida_with_one_projection_has_its_own_eps_on_cifar() -> None:
     assert experiment.tuned("aida", {"projections": 1, "eps": 1e-7})["eps"] == 1e-7
 
 
-def test_a_spec_survives_its_file_and_keeps_its_key() -> None:
+def test_a_spec_survives_its_file_and_a_pipe_and_keeps_its_key() -> None:
     spec = digits()
     again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
     assert again == spec
@@ -327,7 +328,7 @@ def test_a_spec_survives_its_file_and_keeps_its_key() -> None:
     assert replace(spec, seed=1).key != spec.key
     warm = replace(spec, warmup=300)
     assert warm.key != spec.key
-    assert RunSpec.from_json(warm.to_json()) == warm
+    assert RunSpec.from_json(warm.to_json()) == warm == pickle.loads(pickle.dumps(warm))
 
 
 def test_kept_records_are_named_by_their_specs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from aida.stepsizes.drawing import literal, new_figure, save
 from aida_lab.report import formats
 from aida_lab.report.build import read, write
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.formats import Field, Grid, Head
 from aida_lab.report.naming import file_name
 from aida_lab.runs.files import printable
@@ -160,4 +160,4 @@ def test_a_hyper_parameter_that_is_not_finite_breaks_nothing(tmp_path):
     text = made.page.read_text()
     for said in ('"lr":"inf"', '"lr":"nan"', '"lr":0.001'):
         assert said in text
-    assert all(run.counts for run in collect([tmp_path / "runs"], EXPERIMENTS).runs)
+    assert all(run.counts for run in read_runs([tmp_path / "runs"], EXPERIMENTS).runs)

@@ -11,7 +11,7 @@ import pytest
 
 from aida_lab.report import formats, tables
 from aida_lab.report.build import read, write, write_tables
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.columns import origins
 from aida_lab.report.page import payload
 from aida_lab.report.verdict import glance
@@ -108,7 +108,7 @@ def test_a_run_that_was_resumed_by_other_code_names_both(tmp_path):
     sessions = json.loads((folder / "env.json").read_text())["sessions"]
     sessions += [{**sessions[0], "git": NEW}, {**sessions[0], "versions": "lost"}]
     (folder / "env.json").write_text(json.dumps({"sessions": sessions}))
-    (run,) = collect([tmp_path], EXPERIMENTS).runs
+    (run,) = read_runs([tmp_path], EXPERIMENTS).runs
     assert run.commits == (OLD, NEW)
     assert run.torch == ("2.13", "not recorded")
     assert "Mixes 2 commits, 2 torch versions." in comparison_of(tmp_path)[1].remarks[-1]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import aida_lab.report.build as build
 from aida_lab.cli import app
 from aida_lab.report.build import read, write
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.publish import LIST, publishing
 from aida_lab.runs.files import StoreError
 from report_fixture import EXPERIMENTS, spec, write_run, write_stepsizes
@@ -182,7 +182,7 @@ def test_a_run_with_two_results_counts_in_no_order(tmp_path, turned):
         write_run(tmp_path / root, spec(), values)
         write_run(tmp_path / root, spec("adam"), [80.0, 81.0, 82.0, 83.0])
     roots = [tmp_path / "a", tmp_path / "b"][:: -1 if turned else 1]
-    found = {run.spec.method: run for run in collect(roots, EXPERIMENTS).runs}
+    found = {run.spec.method: run for run in read_runs(roots, EXPERIMENTS).runs}
     assert (found["adam"].state, found["adam"].counts) == ("finished", True)
     assert (found["aida-k2"].state, found["aida-k2"].counts) == ("two results", False)
     assert "best 91.5, last 91.2" in found["aida-k2"].remark

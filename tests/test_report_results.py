@@ -12,7 +12,7 @@ import pytest
 
 from aida_lab.report import formats, tables
 from aida_lab.report.build import read, write_tables
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.tables import census, excluded
 from aida_lab.report.verdict import glance
 from aida_lab.spec import Metric, PaperResult
@@ -434,7 +434,7 @@ def test_runs_of_two_commands_at_the_same_time_are_not_timed(tmp_path):
             tmp_path, spec("sgd", seed), curve(90.0), device=device, device_type="cuda", at_once=1,
             started=f"2026-01-01T{started}+00:00",
         )  # fmt: skip
-    runs = {run.spec.seed: run for run in collect([tmp_path], EXPERIMENTS).runs}
+    runs = {run.spec.seed: run for run in read_runs([tmp_path], EXPERIMENTS).runs}
     assert {seed: run.seconds for seed, run in runs.items()} == {0: None, 1: None, 2: 1.0, 3: 1.0}
 
 
@@ -443,7 +443,7 @@ def test_a_run_that_went_on_later_was_on_the_gpu_until_it_stopped(tmp_path):
     session = json.loads((folder / "env.json").read_text())["sessions"][0]
     moments = ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:02+00:00", None)
     (folder / "env.json").write_text(json.dumps({"sessions": [{**session, "started": moment} for moment in moments]}))
-    (run,) = collect([tmp_path], EXPERIMENTS).runs
+    (run,) = read_runs([tmp_path], EXPERIMENTS).runs
     (device, first, end), (_, second, last) = run.on_gpu
     assert device == "NVIDIA H200"
     assert (end - first, second - end, round(last - second, 3)) == (2.0, 0.0, 4.4)

@@ -44,7 +44,7 @@ def test_every_configuration_is_measured_once_and_the_best_repeated(tmp_path, ad
     found, ours = findings(made, tmp_path, address)
     assert complete(trials(address, made.name)) == once(made.space.grid())
     assert found.complete
-    assert found.best.configuration == {"lr": 0.1}
+    assert found.best.params == {"lr": 0.1}
     assert [row.spec for row in found.repetitions] == [made.repetition(found.best.spec, seed) for seed in (0, 1)]
     assert (found.spread("best").mean, found.spread("best").n) == (pytest.approx(91.05), 2)
     assert found.spread("best").std == pytest.approx(0.1 / 2**0.5)
@@ -101,7 +101,7 @@ def test_a_diverged_configuration_is_the_worst(tmp_path, address):
     found, _ = findings(plan(over={"lr": (10.0, 1e-4)}), tmp_path, address)
     assert [row.state for row in found.rows] == ["diverged", "finished"]
     assert found.rows[0].measured.best > found.rows[1].measured.best
-    assert found.best.configuration == {"lr": 1e-4}
+    assert found.best.params == {"lr": 1e-4}
 
 
 def test_if_all_diverge_nothing_is_repeated(tmp_path, address):
@@ -174,14 +174,14 @@ def test_runs_are_compared_by_the_best_or_the_last_epoch():
 def test_tpe_tries_values_between_the_ends(tmp_path, address):
     made = plan(over={"lr": (1.0, 1e-3)}, sampler="tpe", trials=12, seeds=(0,))
     found, _ = findings(made, tmp_path, address)
-    rates = [row.configuration["lr"] for row in found.rows]
+    rates = [row.params["lr"] for row in found.rows]
     assert len(set(rates)) == 12
     assert all(1e-3 <= rate <= 1 for rate in rates)
     assert not set(rates) & {1.0, 1e-3}
-    assert complete(trials(address, made.name)) == once([dict(row.configuration) for row in found.rows])
-    assert abs(found.best.configuration["lr"] - 0.1) == min(abs(rate - 0.1) for rate in rates)
+    assert complete(trials(address, made.name)) == once([dict(row.params) for row in found.rows])
+    assert abs(found.best.params["lr"] - 0.1) == min(abs(rate - 0.1) for rate in rates)
     again, ours = findings(plan(over=made.space.sets, sampler="tpe", trials=13, seeds=(0,)), tmp_path, address)
-    assert [row.configuration["lr"] for row in again.rows][:12] == rates
+    assert [row.params["lr"] for row in again.rows][:12] == rates
     assert len([event for event in ours.events if event.kind == "started"]) <= 2
 
 
@@ -190,7 +190,7 @@ def test_a_search_by_tpe_is_deterministic(tmp_path):
     rates = []
     for name in ("a", "b"):
         found, _ = findings(made, tmp_path / name, sqlite_in(tmp_path / name))
-        rates.append([row.configuration["lr"] for row in found.rows])
+        rates.append([row.params["lr"] for row in found.rows])
     assert rates[0] == rates[1]
 
 
@@ -291,10 +291,10 @@ def test_a_set_of_one_configuration_is_not_searched_by_a_shortened_run(folder):
         (["digits", "--over", "epsilon=1,2"], "did you mean 'eps'"),
         (["digits", "--over", "lr=1,2", "--set", "lr=1"], "both name lr"),
         (["digits", "--over", "lr=()"], "the set is empty"),
-        (["digits", "--by", "mean"], "--by 'mean' is none of best, last"),
-        (["digits", "--sampler", "cma"], "--sampler 'cma' is none of grid, tpe"),
+        (["digits", "--by", "mean"], "--by 'mean' is not known; known: best, last"),
+        (["digits", "--sampler", "cma"], "--sampler 'cma' is not known; known: grid, tpe"),
         (["digits", "--sampler", "tpe"], "needs a range of numbers"),
-        (["digits", "--pruner", "asha"], "--pruner 'asha' is none of none, median"),
+        (["digits", "--pruner", "asha"], "--pruner 'asha' is not known; known: none, median"),
         (["digits", "--seeds", "x"], "is not a seed"),
     ],
 )
@@ -344,4 +344,4 @@ def test_a_trial_stores_the_result_of_its_run(tmp_path, address):
         trial = kept[row.spec.key]
         assert Measured(**trial.user_attrs[MEASURED]) == row.measured
         assert trial.value == row.measured.best
-        assert trial.params == row.configuration
+        assert trial.params == row.params

@@ -12,9 +12,19 @@ from aida import Aida
 from aida.rule import mutual_projections, residual_coefficients
 from aida_lab.theory import epsilon
 from aida_lab.theory.bounds import evaluate, monotone_share
-from aida_lab.theory.descent import ADABELIEF, AIDA, Method, Schedule, descend
+from aida_lab.theory.descent import ADABELIEF, AIDA, Hyperparameters, descend
 from aida_lab.theory.problems import LogisticRegression, SmoothAbsolute, breast_cancer, digits
-from aida_lab.theory.study import FAR_START, SCHEDULE, SHORT_STEPS, Study, as_markdown, horizons, measure, refute, run
+from aida_lab.theory.study import (
+    FAR_START,
+    HYPERPARAMETERS,
+    SHORT_STEPS,
+    Study,
+    as_markdown,
+    horizons,
+    measure,
+    refute,
+    run,
+)
 
 BETA2, EPS = 0.999, 1e-8
 
@@ -206,12 +216,12 @@ def test_gradient_is_the_derivative_of_the_value(small, cancer):
 
 @pytest.mark.parametrize("k", [0, 1, 2])
 def test_recursion_with_bias_corrections_and_constant_beta1_is_the_optimizer(small, k):
-    schedule = Schedule(eta=0.05, lam=1.0)
-    found = descend(small, Method("", k), schedule, 25, bias_corrected=True)
+    hyper = Hyperparameters(eta=0.05, lam=1.0)
+    found = descend(small, k, hyper, 25, bias_corrected=True)
     layers = [torch.zeros(s.stop - s.start, dtype=torch.float64, requires_grad=True) for s in small.layers]
-    optimizer = Aida(layers, lr=schedule.eta, projections=k, foreach=False, fused=False)
+    optimizer = Aida(layers, lr=hyper.eta, projections=k, foreach=False, fused=False)
     for t in range(1, 26):
-        optimizer.param_groups[0]["lr"] = schedule.eta / np.sqrt(t)
+        optimizer.param_groups[0]["lr"] = hyper.eta / np.sqrt(t)
         theta = torch.cat([p.detach() for p in layers]).numpy()
         gradient = torch.from_numpy(small.gradient(theta))
         for p, where in zip(layers, small.layers, strict=True):
@@ -222,33 +232,33 @@ def test_recursion_with_bias_corrections_and_constant_beta1_is_the_optimizer(sma
 
 
 def test_first_momentum_weight_is_beta1_times_lambda():
-    schedule = Schedule(eta=1.0, beta1=0.9, lam=0.5)
-    found = descend(SmoothAbsolute((5.0,)), AIDA, schedule, 1)
+    hyper = Hyperparameters(eta=1.0, beta1=0.9, lam=0.5)
+    found = descend(SmoothAbsolute((5.0,)), AIDA, hyper, 1)
     assert found.momenta[0, 0] == pytest.approx((1 - 0.45) * found.gradients[0, 0])
 
 
 def test_enforced_runs_never_let_a_variance_fall(cancer):
-    assert (monotone_share(descend(cancer, AIDA, SCHEDULE, 60, monotone=True)) == 1).all()
-    assert (monotone_share(descend(cancer, AIDA, SCHEDULE, 60)) < 1).any()
+    assert (monotone_share(descend(cancer, AIDA, HYPERPARAMETERS, 60, monotone=True)) == 1).all()
+    assert (monotone_share(descend(cancer, AIDA, HYPERPARAMETERS, 60)) < 1).any()
 
 
 # -- Theorem 1 ---------------------------------------------------------------------------------------
 
-SCHEDULES = [
-    SCHEDULE,
-    Schedule(eta=0.3, lam=0.9),
-    Schedule(eta=0.01, beta1=0.5, beta2=0.9, eps=1e-4),
-    Schedule(eta=1e-6, beta1=0.0, eps=1e-12),  # momentum is gradient, so v holds nothing but eps
-    Schedule(eta=3.0, beta1=0.9, lam=0.999),  # far too large: the iterates fly off, the bounds must hold still
+SETS = [
+    HYPERPARAMETERS,
+    Hyperparameters(eta=0.3, lam=0.9),
+    Hyperparameters(eta=0.01, beta1=0.5, beta2=0.9, eps=1e-4),
+    Hyperparameters(eta=1e-6, beta1=0.0, eps=1e-12),  # momentum is gradient, so v holds nothing but eps
+    Hyperparameters(eta=3.0, beta1=0.9, lam=0.999),  # far too large: the iterates fly off, the bounds must hold still
 ]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("method", [ADABELIEF, Method("one projection", 1), AIDA], ids=lambda method: method.name)
+@pytest.mark.parametrize("hyper", SETS, ids=str)
+@pytest.mark.parametrize("method", [ADABELIEF, 1, AIDA], ids="{} projections".format)
 @pytest.mark.parametrize("monotone", [False, True])
-def test_no_regret_exceeds_the_proofs_sums_nor_the_corrected_bounds(cancer, small, schedule, method, monotone):
+def test_no_regret_exceeds_the_proofs_sums_nor_the_corrected_bounds(cancer, small, hyper, method, monotone):
     for problem in (cancer, small):
-        found = descend(problem, method, schedule, 300, monotone=monotone)
+        found = descend(problem, method, hyper, 300, monotone=monotone)
         for e in evaluate(found, horizons(300)):
             assert e.regret <= e.linearised * (1 + 1e-9) + 1e-12  # convexity
             assert e.linearised <= e.sums.total * (1 + 1e-9)  # one step of the proof, without assumptions
@@ -260,7 +270,7 @@ def test_no_regret_exceeds_the_proofs_sums_nor_the_corrected_bounds(cancer, smal
 
 def test_without_assumption_three_the_telescoped_first_term_need_not_hold(small):
     # a variance that fell is no measure of the distance terms that came before: only the risen one is
-    found = descend(small, AIDA, Schedule(eta=0.1, beta2=0.5, eps=1e-12), 300)
+    found = descend(small, AIDA, Hyperparameters(eta=0.1, beta2=0.5, eps=1e-12), 300)
     e = evaluate(found, [300])[0]
     assert e.corrected.distance < 0.1 * e.unconditional.distance
 
@@ -316,7 +326,7 @@ def test_a_run_with_momentum_that_meets_every_assumption_breaks_theorem_one():
 
 
 def test_without_momentum_a_thousand_steps_break_theorem_one():
-    (last,) = evaluate(descend(SmoothAbsolute((100.0,)), AIDA, Schedule(eta=4e-4, beta1=0.0), 1000), [1000])
+    (last,) = evaluate(descend(SmoothAbsolute((100.0,)), AIDA, Hyperparameters(eta=4e-4, beta1=0.0), 1000), [1000])
     assert (round(last.regret, 2), round(last.printed.total, 2)) == (72.57, 2.68)
 
 
@@ -357,5 +367,5 @@ def test_figure_is_written_twice_alike_as_png_and_svg(short_study, tmp_path):
 
 def test_aida_and_adabelief_agree_while_momentum_and_gradient_are_parallel(small):
     # at the first step c = 1, so every number of projections takes the same one
-    one, other = (measure(small, method, SCHEDULE, 1) for method in (ADABELIEF, AIDA))
+    one, other = (measure(small, method, HYPERPARAMETERS, 1) for method in (ADABELIEF, AIDA))
     assert one.last.regret == other.last.regret

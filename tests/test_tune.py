@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -226,6 +227,8 @@ def test_a_method_that_always_diverges_has_no_best_and_no_fresh_seeds(tmp_path, 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("own", None)  # left by another test
     torch.set_num_threads(1)
     return tmp_path
 

@@ -39,9 +39,8 @@ class Timing:
     method: str
     precision: str
     compiled: bool
-    #: Runs that shared the device, and steps per epoch.
-    jobs: int
-    steps: int
+    jobs: int  #: runs that shared the device
+    steps: int  #: per epoch
     seconds: tuple[float, ...]
     eval_seconds: tuple[float, ...]
 

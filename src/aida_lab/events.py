@@ -14,15 +14,11 @@ class Event:
     """One event of a run. It holds plain values, which JSON can encode."""
 
     kind: Kind
-    #: The key of the run's spec; empty if the event is about no run.
-    run: str
-    #: Completed epochs, and epochs in all.
-    epoch: int = 0
-    epochs: int = 0
-    #: The completed fraction of the current epoch.
-    share: float = 0.0
-    #: The row of the curve for a completed epoch, or the result.
-    row: Mapping[str, Any] = field(default_factory=dict)
+    run: str  #: the key of the run's spec; empty if the event is about no run
+    epoch: int = 0  #: completed epochs
+    epochs: int = 0  #: epochs in all
+    share: float = 0.0  #: the completed fraction of the current epoch
+    row: Mapping[str, Any] = field(default_factory=dict)  #: the row of the curve for a completed epoch, or the result
     text: str = ""
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from aida._suggest import did_you_mean
+from aida_lab import ExplainedError
 
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
 
 
-class UsageError(ValueError):
+class UsageError(ExplainedError, ValueError):
     """A mistake in the arguments of a command; the message is one line with the value, the rule and the way out."""
 
 

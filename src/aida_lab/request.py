@@ -20,8 +20,7 @@ class RunRequest:
     experiment: Experiment
     #: Names in the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
     optimizers: tuple[str, ...] = ("aida",)
-    #: Hyper-parameters for all of them.
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)  #: hyper-parameters for all of them
     seeds: tuple[int, ...] = (0,)
     device: str = "cpu"
     epochs: int | None = None

@@ -39,7 +39,11 @@ class Metric:
         """Whether ``new`` is better than the best so far. NaN never improves; any number improves on NaN or None."""
         if new != new:
             return False
-        return best is None or best != best or (new > best if self.better == "higher" else new < best)
+        return best is None or best != best or self.sort_key(new) < self.sort_key(best)
+
+    def sort_key(self, value: float) -> float:
+        """A number to sort by: the best value has the lowest."""
+        return -value if self.better == "higher" else value
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Experiment:
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
     #: What the paper reports, by method (:attr:`RunSpec.method`).
     paper: Mapping[str, PaperResult] = field(default_factory=dict)
-    paper_variant: str = ""  #: the variant that these results belong to; empty for the default
+    paper_variant: str = ""  #: the variant that these results belong to; by default the first
     #: Variants in which SGD is replaced by ASGD; the paper's result for SGD belongs to these too.
     switches: Mapping[str, Switch] = field(default_factory=dict)
     #: The data sets of variants that read other ones.
@@ -106,6 +110,7 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("metrics", "tuning", "paper", "switches", "variant_data"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        object.__setattr__(self, "paper_variant", self.paper_variant or self.variants[0])
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -113,7 +118,7 @@ class Experiment:
 
     def paper_results(self, variant: str) -> Mapping[str, PaperResult]:
         """The paper's results that runs of a variant compare with."""
-        if variant == (self.paper_variant or self.variants[0]):
+        if variant == self.paper_variant:
             return self.paper
         return {method: result for method, result in self.paper.items() if method == "sgd" and variant in self.switches}
 
@@ -189,6 +194,9 @@ class RunSpec:
         """The hash that names the run's folder."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __reduce__(self) -> Any:
+        return type(self).from_json, (self.to_json(),)  # a mapping proxy cannot be pickled
 
     def to_json(self) -> dict[str, Any]:
         content = {"format": FORMAT, **vars(self), "hyper": dict(self.hyper)}

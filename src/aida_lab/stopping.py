@@ -18,10 +18,8 @@ class Stop:
     """
 
     def __init__(self, when_asked: Callable[[], object] = lambda: None) -> None:
-        #: The signal of the first request; 0 if there was none.
-        self.signal = 0
-        #: Whether a second signal came: nothing is waited for.
-        self.urgent = False
+        self.signal = 0  #: the signal of the first request; 0 if there was none
+        self.urgent = False  #: whether a second signal came: nothing is waited for
         self._when_asked = when_asked
         self._outer: Stop | None = None
         self._handlers: dict[int, Any] = {}

@@ -12,6 +12,7 @@ except ImportError:
     print("the command line needs typer and rich: pip install '.[lab]' in a clone", file=sys.stderr)
     raise SystemExit(1) from None
 
+from aida_lab import ExplainedError
 from aida_lab.cli.bench import bench_train
 from aida_lab.cli.compare import compare
 from aida_lab.cli.data import get_data, import_data, list_data
@@ -31,22 +32,16 @@ from aida_lab.cli.watch import watch
 _LAB = ("rich", "numpy", "scipy", "sklearn", "threadpoolctl", "matplotlib", "jinja2")
 
 
-#: Errors of the lab whose message tells the user in one line what to do. Named, as importing them would import torch.
-_EXPLAINED = ("UsageError", "StoreError", "DataError")
-
-
 class _Commands(TyperGroup):
     """Ends a command with one line instead of a traceback if an error explains itself."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Exception as error:
-            kind = type(error)
-            ours = kind.__module__.startswith("aida_lab.") and kind.__name__ in _EXPLAINED
-            if ours or kind is LookupError:  # LookupError: an unknown optimizer, experiment or data set
-                fail(str(error.args[0]))
-            raise
+        except (ExplainedError, LookupError) as error:
+            if not isinstance(error, ExplainedError) and type(error) is not LookupError:  # such as a KeyError
+                raise
+            fail(str(error.args[0]))  # LookupError: an unknown optimizer, experiment or data set
 
 
 def _print_version(wanted: bool) -> None:

@@ -21,31 +21,10 @@ def chosen_experiment(name: str | None, command: str) -> Experiment:
     return find_experiment(name)
 
 
-def chosen_device(given: str | None) -> str:
-    from aida_lab.training.environment import choose_device
-
-    if given is not None and given.partition(":")[0] not in ("cuda", "cpu"):
-        fail(f"--device {given!r} is neither cuda nor cpu")
-    try:
-        device = choose_device(given)  # does not initialize CUDA: worker processes use the GPU without this one
-    except ValueError as error:
-        fail(str(error))
-    return given or device.type
-
-
-def chosen_variant(chosen: Experiment, asked: str | None, inception: Path | None) -> str | None:
-    """The variant to train. A file of Inception weights selects the variant that needs it."""
-    if inception is not None and "inception" not in chosen.variants:
-        fail(f"{chosen.name} does not use --inception: no variant of it measures FID")
-    if asked == "inception" and inception is None:
-        fail("--variant inception measures FID and needs the Inception weights: --inception FILE")
-    return "inception" if asked is None and inception is not None else asked
-
-
 def require_known(option: str, value: str | None, known: Sequence[str]) -> None:
     """End the command if an option was given a word that it does not know."""
     if value is not None and value not in known:
-        fail(f"{option} {value!r} is none of {', '.join(known)}")
+        fail(f"{option} {value!r} is not known; known: {', '.join(known)}")
 
 
 def require_data(names: Sequence[str], root: Path | None) -> None:
@@ -53,9 +32,8 @@ def require_data(names: Sequence[str], root: Path | None) -> None:
     from aida_lab.data.local import require
     from aida_lab.data.sets import find
 
-    for wanted in map(find, names):
-        if not wanted.embedded:
-            require(wanted, root)
+    for name in names:
+        require(find(name), root)
 
 
 def require_runs(folders: Iterable[Path]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aida_lab.cli.choices import require_runs
+from aida_lab.cli.options import Runs
 from aida_lab.cli.printing import fail, mean_in_words, say
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A method, such as aida-k2.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The method to compare it with, such as adamw.")],
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
-    ] = None,
+    runs: Runs = None,
 ) -> None:
     """Say which of two methods is better on each experiment, and how sure that is.
 
@@ -30,12 +29,12 @@ def compare(
     that the paper did not try, is named too. aida report compares all methods at once.
     """
     from aida_lab.experiments import experiments
-    from aida_lab.report.collect import Collection, collect
+    from aida_lab.report.collect import Collection, read_runs
     from aida_lab.report.results import arrange
 
     roots = runs or [Path("runs")]
     require_runs(roots)
-    found = collect(roots, experiments()).runs
+    found = read_runs(roots, experiments()).runs
     first, second = (_method(name, found, roots) for name in (a, b))
     if first == second:
         fail(f"{a} and {b} are the same method, {first}; name two methods")

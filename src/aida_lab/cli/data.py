@@ -46,12 +46,12 @@ def import_data(
 
 def list_data(data: DataRoot = None) -> None:
     """List the data sets: whether each is there, where, and whether its checksums are right."""
-    from aida_lab.data.local import status
+    from aida_lab.data.local import status_of
+    from aida_lab.data.sets import SETS
 
-    drawn = table("", "name", "what", "state", "where", "remark")
-    for each in status(data):
-        drawn.add_row(each.data.name, each.data.title, each.state, each.where, each.remark)
-    console().print(drawn)
+    found = (status_of(known, data) for known in SETS)
+    rows = ((each.data.name, each.data.title, each.state, each.where, each.remark) for each in found)
+    console().print(table("", ("name", "what", "state", "where", "remark"), rows))
 
 
 def _say_standing(found: Any, root: Path | None) -> None:

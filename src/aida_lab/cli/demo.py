@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aida_lab.cli.choices import require_writable
+from aida_lab.cli.options import Epochs
 from aida_lab.cli.printing import load_torch, say
 from aida_lab.cli.report import report
 from aida_lab.cli.train import leave, work
@@ -21,7 +22,7 @@ def demo(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs to train in parallel.", show_default="one per core, at most eight")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    epochs: Epochs = None,
 ) -> None:
     """Compare Aida with AdaBelief, Adam, AdamW and SGD on scikit-learn's digits: 18 short runs and a page.
 

@@ -28,10 +28,11 @@ def list_optimizers(
         for entry in [find(name) for name in names]:
             _describe(entry)
         return
-    drawn = table("", "name", "method", "update in one line", "paper")
-    for entry in catalog().values():
-        drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
-    console().print(drawn)
+    rows = (
+        (entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
+        for entry in catalog().values()
+    )
+    console().print(table("", ("name", "method", "update in one line", "paper"), rows))
     console().print(
         "aida list NAME shows one in full: defaults, fixed and searched values per experiment, the place of eps.",
         style="dim",
@@ -41,7 +42,7 @@ def list_optimizers(
 def _describe(entry: Entry) -> None:
     import torch
 
-    drawn = table(f"{entry.title} ({entry.name})", "", "")
+    drawn = table(f"{entry.title} ({entry.name})", ("", ""))
     group = entry.build([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
     bound = entry.reading.bound(group)
     rows = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aida_lab.cli.choices import chosen_device, chosen_variant
+from aida_lab.cli.printing import fail
 
 if TYPE_CHECKING:
     from aida_lab.request import RunRequest
@@ -22,6 +22,14 @@ DataRoot = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of the data sets.", show_default="$AIDA_DATA, else aida in the user's cache"),
 ]
+
+Name = Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")]
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,15 @@ class StepOptions:
     @cached_property
     def where(self) -> str:
         """The device; ends the command if there is no such device."""
-        return chosen_device(self.device)
+        from aida_lab.training.environment import choose_device
+
+        if self.device is not None and self.device.partition(":")[0] not in ("cuda", "cpu"):
+            fail(f"--device {self.device!r} is neither cuda nor cpu")
+        try:
+            device = choose_device(self.device)  # does not initialize CUDA: workers use the GPU without this process
+        except ValueError as error:
+            fail(str(error))
+        return self.device or device.type
 
     def request(self, chosen: Experiment, **rest: Any) -> RunRequest:
         from aida_lab.request import RunRequest
@@ -83,7 +99,13 @@ class RunOptions(StepOptions):
     checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints.")] = 30.0
 
     def request(self, chosen: Experiment, **rest: Any) -> RunRequest:
-        variant = chosen_variant(chosen, self.variant, self.inception)
+        variant = self.variant
+        if self.inception is not None and "inception" not in chosen.variants:
+            fail(f"{chosen.name} does not use --inception: no variant of it measures FID")
+        if variant == "inception" and self.inception is None:
+            fail("--variant inception measures FID and needs the Inception weights: --inception FILE")
+        if variant is None and self.inception is not None:
+            variant = "inception"  # the variant that needs the weights
         return super().request(chosen, variant=variant, deterministic=self.deterministic, warmup=self.warmup, **rest)
 
     def training(self, **rest: Any) -> Options:

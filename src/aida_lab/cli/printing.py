@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from aida_lab.runs.files import printable
+from aida_lab.stopping import Stop
+
 if TYPE_CHECKING:
+    from aida_lab.events import Listener
+    from aida_lab.progress.status import Board
     from aida_lab.report.statistics import MeanStd
     from aida_lab.spec import PaperResult
-    from aida_lab.stopping import Stop
 
 #: Columns of a console that is not a terminal: lines in a file or a pipe need not be wrapped at 80.
 _WIDE = 200
@@ -23,8 +27,6 @@ def console() -> Any:
     """A console that prints text literally: no markup, no emoji, and control characters as escapes."""
     from rich.console import Console
     from rich.text import Text
-
-    from aida_lab.runs.files import printable
 
     class Plain(Console):
         # rich renders every string with this method: printed text, cells and titles of tables
@@ -38,38 +40,44 @@ def console() -> Any:
     return found
 
 
+def prints() -> bool:
+    """Whether this process prints: torchrun starts several for one run, and rank 0 prints for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def load_torch() -> None:
     """Import torch, which takes seconds, under a moving bar."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     shown = console()
-    silent = not shown.is_terminal or os.environ.get("RANK", "0") != "0"  # torchrun starts several processes
+    silent = not (shown.is_terminal and prints())
     with Progress(TextColumn("loading torch"), BarColumn(20), console=shown, transient=True, disable=silent) as bar:
         bar.add_task("", total=None)
         import torch  # noqa: F401
 
 
-def table(title: str, *columns: str, dense: bool = False) -> Any:
-    """An empty table. ``dense`` saves space in a table with many rows and columns."""
+def table(title: str, heads: Sequence[str], rows: Iterable[Iterable[Any]] = (), dense: bool = False) -> Any:
+    """A table with these rows. ``dense`` saves space in a table with many rows and columns."""
     from rich import box
     from rich.table import Table
 
     drawn = Table(
         title=title or None,
         title_justify="left",
-        show_header=any(columns),
+        show_header=any(heads),
         box=box.SIMPLE_HEAD if dense else box.HEAVY_HEAD,
         pad_edge=not dense,
         padding=(0, 0) if dense else (0, 1),
     )
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for head in heads:
+        drawn.add_column(head, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
     return drawn
 
 
 def say(text: str, err: bool = False) -> None:
     """Print a line. Control characters, which a run's folder may contain, are printed as escapes."""
-    from aida_lab.runs.files import printable
 
     typer.echo(printable(text), err=err)
 
@@ -101,25 +109,21 @@ def state_in_colour(state: str, text: str = "") -> Any:
 
     from aida_lab.progress.status import STYLES
 
-    styles = {**STYLES, "running": "cyan", "damaged": "red"}
-    return Text(text or state, style=styles.get(state, ""))
-
-
-def announced_stop() -> Stop:
-    """A stop that acknowledges the first Ctrl-C."""
-    from aida_lab.stopping import Stop
-
-    return Stop(lambda: typer.echo("stopping: runs are saved first; Ctrl-C again stops without saving", err=True))
+    return Text(text or state, style=STYLES.get(state, ""))
 
 
 @contextmanager
-def given_up_when_hurried(stop: Stop) -> Iterator[None]:
-    """A second Ctrl-C ends this block at once."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        stop.ask()
-        typer.echo("stopped without saving; the same command resumes from the last checkpoints", err=True)
+def supervised(board: Board) -> Iterator[tuple[Listener, Stop]]:
+    """Show the progress of runs and stop them on Ctrl-C. A second Ctrl-C ends the block at once."""
+    from aida_lab.progress.display import shown
+
+    with Stop(lambda: say("stopping: runs are saved first; Ctrl-C again stops without saving", err=True)) as stop:
+        try:
+            with shown(console(), board) if prints() else nullcontext(lambda event: None) as listen:
+                yield listen, stop
+        except KeyboardInterrupt:
+            stop.ask()
+            say("stopped without saving; the same command resumes from the last checkpoints", err=True)
 
 
 def fail(message: str) -> NoReturn:

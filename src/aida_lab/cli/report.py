@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aida_lab.cli.choices import require_runs, require_writable
+from aida_lab.cli.options import Runs
 from aida_lab.cli.printing import console, fail, say, table
+from aida_lab.runs.files import StoreError, one_line
 
 if TYPE_CHECKING:
     from aida_lab.report.results import Results
@@ -17,9 +19,7 @@ _REFERENCE = "aida-k2"
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs.", show_default="runs")
-    ] = None,
+    runs: Runs = None,
     out: Annotated[Path, typer.Option(help="Folder for the report; created if missing.")] = Path("report"),
     reference: Annotated[
         str, typer.Option(help="The method that all others are tested against, such as adamw.")
@@ -32,7 +32,6 @@ def report(
     """
     from aida_lab.report.build import read, write
     from aida_lab.report.tables import skipped
-    from aida_lab.runs.files import StoreError, one_line
 
     roots = runs or [Path("runs")]
     require_runs(roots)
@@ -65,8 +64,6 @@ def _draw(results: Results) -> None:
     measured = results.columns
     found = comparison(measured[0]) if len(measured) == 1 else glance(results)
     if found.rows:
-        drawn = table(found.title if len(measured) == 1 else "", *(head.text for head in found.heads))
-        for row in found.rows:
-            drawn.add_row(*(field.text for field in row))
-        console().print(drawn)
+        heads, rows = [head.text for head in found.heads], ([field.text for field in row] for row in found.rows)
+        console().print(table(found.title if len(measured) == 1 else "", heads, rows))
     say(f"{len(results.collection.runs)} runs: {census(results)}")

@@ -12,6 +12,7 @@ import typer
 
 from aida_lab.cli.choices import require_known, require_runs, require_writable
 from aida_lab.cli.printing import best_in_words, console, fail, mean_in_words, say, state_in_colour, table
+from aida_lab.runs.files import in_json, json_text, one_line
 
 if TYPE_CHECKING:
     from aida_lab.report.collect import Run
@@ -36,7 +37,6 @@ def list_runs(
 
     from aida_lab.experiments import experiments
     from aida_lab.report.collect import run_of
-    from aida_lab.runs.files import json_text
     from aida_lab.runs.records import RunState, scan
 
     require_known("--state", state, get_args(RunState))
@@ -95,20 +95,15 @@ def draw_means(means: Sequence[Configuration]) -> None:
         "not in the mean": [", ".join(f"{n} {state}" for state, n in states.items()) for states in excluded],
     }
     columns = {head: cells for head, cells in columns.items() if any(cells)}
-    drawn = table("mean over seeds", *columns, dense=True)
-    for row in zip(*columns.values(), strict=True):
-        drawn.add_row(*row)
-    console().print(drawn)
+    console().print(table("mean over seeds", list(columns), zip(*columns.values(), strict=True), dense=True))
 
 
 def _draw(found: list[dict[str, Any]]) -> None:
     from aida_lab.progress.labels import settings_in_words
     from aida_lab.progress.status import age_in_words, in_words
-    from aida_lab.runs.files import one_line
 
-    drawn = table(
-        "", "run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age", dense=True
-    )
+    heads = ("run", "experiment", "method", "seed", "state", "best (epoch)", "last", "epoch", "age")
+    drawn = table("", heads, dense=True)
     drawn.columns[0].no_wrap = True
     for run in found:
         best = best_in_words(run["best"], run["best_epoch"])
@@ -133,7 +128,6 @@ def _draw(found: list[dict[str, Any]]) -> None:
 def _described(record: RunRecord, run: Run | None) -> dict[str, Any]:
     """A run as one flat object. Unknown values are None or empty."""
     from aida_lab.progress.labels import differing
-    from aida_lab.runs.files import in_json
 
     spec = record.spec
     metric, best, best_epoch, last = run.so_far if run else ("", None, None, None)
@@ -169,7 +163,6 @@ def collect_runs(
     you can collect from several machines one after another.
     """
     from aida_lab.runs.collecting import collect
-    from aida_lab.runs.files import one_line
 
     require_runs(runs)
     require_writable(out)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aida_lab.cli import choices, printing
-from aida_lab.cli.options import RunOptions, takes
+from aida_lab.cli.options import Name, RunOptions, takes
 from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, say_written, table
+from aida_lab.events import Event
 
 if TYPE_CHECKING:
     from aida_lab.search.findings import Findings, Row
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 @takes(RunOptions)
 def search(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None, typer.Option(help="As in aida train. Repeat the option for several.", show_default="aida")
     ] = None,
@@ -72,14 +71,15 @@ def search(
     before it stops. aida runs and aida report read these runs like any others.
     """
     load_torch()
-    from aida_lab.parsing import parse_seeds, parse_values
-    from aida_lab.search.plan import plan_of
-    from aida_lab.search.space import methods_of, parse_sets
     from aida_lab.search.storage import missing_packages
-    from aida_lab.workers.jobs import Jobs
 
     if missing := missing_packages(storage):
         fail(missing)
+    from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.search.plan import plan_of
+    from aida_lab.search.space import methods_of, parse_sets
+    from aida_lab.workers.jobs import Jobs
+
     chosen = choices.chosen_experiment(experiment, "search")
     if every and optimizer:
         fail("--all selects every optimizer, --optimizer some of them; use one of the two")
@@ -106,31 +106,27 @@ def search(
 
 def _carry_out(plans: Sequence[Plan], jobs: Jobs, address: str | None, grace: float) -> tuple[list[Findings], int]:
     """Carry out all searches. Returns their findings and the signal that stopped them, 0 for none."""
-    from aida_lab.events import Event
-    from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.search.loop import Search, SearchLoop
     from aida_lab.search.storage import Storage, StorageError, sqlite_in
     from aida_lab.search.trials import Studies
 
     board = Board()
-    with printing.announced_stop() as stop:
-        try:
-            with shown(console(), board) as listen:
-                storage = Storage(
-                    address or sqlite_in(jobs.out),
-                    note=lambda text: listen(Event("note", "", text=text)),
-                    cancelled=lambda: stop.asked,
-                )
-                with closing(Studies(storage, grace)) as studies:
-                    searches = [Search(plan, studies) for plan in plans]
-                    with printing.given_up_when_hurried(stop):
-                        SearchLoop(searches, jobs, listen, board.expect, stop).run()
-                    found = [search.findings() for search in searches]
-        except StorageError as error:
-            say(str(error), err=True)
-            raise typer.Exit(1) from None
-    return found, stop.signal
+    searches: list[Search] = []
+    try:
+        with printing.supervised(board) as (listen, stop):
+            storage = Storage(
+                address or sqlite_in(jobs.out),
+                note=lambda text: listen(Event("note", "", text=text)),
+                cancelled=lambda: stop.asked,
+            )
+            with closing(Studies(storage, grace)) as studies:
+                searches += [Search(plan, studies) for plan in plans]
+                SearchLoop(searches, jobs, listen, board.expect, stop).run()
+        return [search.findings() for search in searches], stop.signal
+    except StorageError as error:
+        say(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def _report(found: Findings) -> None:
@@ -143,11 +139,12 @@ def _report(found: Findings) -> None:
     if plan.shortened:
         title += f"; search shortened to {plan.base.epochs} of {plan.repetition(plan.base, 0).epochs} epochs"
     console().print(title, markup=False, soft_wrap=True)
-    drawn = table("", "", *plan.space.sets, "state", "best (epoch)", "last", "folder", dense=True)
-    for row in found.rows:
-        mark = "*" if row is found.best else ""
-        drawn.add_row(mark, *map(value_in_words, row.configuration.values()), *_measures(row))
-    console().print(drawn)
+    rows = [
+        ("*" if row is found.best else "", *map(value_in_words, row.params.values()), *_measures(row))
+        for row in found.rows
+    ]
+    heads = ("state", "best (epoch)", "last", "folder")
+    console().print(table("", ("", *plan.space.sets, *heads), rows, dense=True))
     for problem in found.problems():
         say(problem, err=True)
     if found.best is None:
@@ -155,17 +152,14 @@ def _report(found: Findings) -> None:
         said = f"{left} not measured yet" if left else "none finished: each diverged or was pruned"
         say(f"no best configuration of {plan.method}: of {plan.wanted} configurations {said}")
         return
-    heads = ("seed", "state", "best (epoch)", "last", "folder")
-    drawn = table(f"{plan.method}, best configuration", *heads, dense=True)
-    for row in found.repetitions:
-        drawn.add_row(str(row.spec.seed), *_measures(row))
-    console().print(drawn)
+    repeated = ((str(row.spec.seed), *_measures(row)) for row in found.repetitions)
+    console().print(table(f"{plan.method}, best configuration", ("seed", *heads), repeated, dense=True))
     lost = f", {found.diverged} diverged" if found.diverged else ""
     for name, spread in (("best", found.spread("best")), ("last", found.spread("last"))):
         if spread is not None:
             say(f"{plan.method}, {name} epoch: {mean_in_words(spread)} (n = {spread.n}{lost})")
     if found.diverged and (following := found.next_best) is not None:
-        instead = " ".join(f"--set {text}" for text in as_assignments(following.configuration))
+        instead = " ".join(f"--set {text}" for text in as_assignments(following.params))
         say(f"the best configuration did not hold in its repetitions; {instead} repeats the next best instead")
 
 
@@ -181,18 +175,14 @@ def _summarise(found: Sequence[Findings]) -> None:
     title = ", ".join([experiment.title, *departures])
     if any(each.plan.shortened for each in found):
         title += f"; searched with {min(each.plan.base.epochs for each in found)} epochs"
-    drawn = table(title, "method", "best values", "best epoch", "last epoch", "n", "paper", dense=True)
+    rows = []
     for each in found:
-        best, figure = each.spread("best"), figures.get(each.plan.method)
-        drawn.add_row(
-            each.plan.method,
-            settings_in_words(each.best.configuration) if each.best else "",
-            mean_in_words(best),
-            mean_in_words(each.spread("last")),
-            str(best.n) if best else "",
-            mean_in_words(figure),
-        )
-    console().print(drawn)
+        best, last, figure = each.spread("best"), each.spread("last"), figures.get(each.plan.method)
+        values = settings_in_words(each.best.params) if each.best else ""
+        means = (mean_in_words(best), mean_in_words(last), str(best.n) if best else "", mean_in_words(figure))
+        rows.append((each.plan.method, values, *means))
+    heads = ("method", "best values", "best epoch", "last epoch", "n", "paper")
+    console().print(table(title, heads, rows, dense=True))
 
 
 def _measures(row: Row) -> list[Any]:

@@ -11,6 +11,7 @@ import typer
 
 from aida_lab.cli.choices import require_writable
 from aida_lab.cli.printing import console, fail, say, say_written, table
+from aida_lab.runs.files import StoreError, file_exists, is_archive, one_line
 
 if TYPE_CHECKING:
     from aida.stepsizes.sinks import StepsizeLog
@@ -57,7 +58,6 @@ def stepsizes(
 def _expanded(given: Path) -> list[Path]:
     """The run itself, or one run per method of a folder of runs."""
     from aida_lab.report.plots import RUNS_ABREAST
-    from aida_lab.runs.files import file_exists
     from aida_lab.runs.records import holds_runs, scan
 
     if not holds_runs(given) or os.path.lexists(given / _FILE):
@@ -80,19 +80,19 @@ def _expanded(given: Path) -> list[Path]:
 
 
 def _draw_table(logs: Mapping[Path, StepsizeLog]) -> None:
-    drawn = table("stepsizes at the last measurement", "run", "method", "step", "layers", "spread", "at the bound")
+    rows = []
     for run, log in logs.items():
         if log.across:
             last = log.across[-1]
             share = "" if last.at_bound is None else f"{last.at_bound:.1%}"
-            drawn.add_row(str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share)
-    console().print(drawn)
+            rows.append((str(run), last.method, str(last.step), str(last.layers), f"{last.spread:.3g}", share))
+    heads = ("run", "method", "step", "layers", "spread", "at the bound")
+    console().print(table("stepsizes at the last measurement", heads, rows))
 
 
 def _read(run: Path) -> StepsizeLog | str:
     """The records of a run, or why there are none."""
     from aida_lab.report.plots import read_stepsizes
-    from aida_lab.runs.files import StoreError, is_archive, one_line
 
     if is_archive(run):
         return f"no stepsizes in {run}: a run records them with aida train --probe"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand
 
 from aida_lab.cli import choices, printing
-from aida_lab.cli.options import DataRoot, RunOptions, takes
-from aida_lab.cli.printing import console, fail, load_torch, say, table
+from aida_lab.cli.options import DataRoot, Epochs, Name, RunOptions, Settings, takes
+from aida_lab.cli.printing import console, fail, load_torch, prints, say, table
 
 if TYPE_CHECKING:
     from aida_lab.spec import RunSpec
@@ -41,27 +41,20 @@ def list_experiments(data: DataRoot = None) -> None:
     """List the experiments: model, data, epochs, metric."""
     from aida_lab.experiments import experiments
 
-    drawn = table("", "name", "what", "parameters", "data", "epochs", "metric", "variants")
+    rows = []
     for each in experiments().values():
-        metrics = list(each.metrics.values())
-        drawn.add_row(
-            each.name,
-            each.title,
-            f"{each.parameters:,}",
-            ", ".join(f"{name} ({_data_in_words(name, data)})" for name in each.data),
-            str(each.epochs),
-            metrics[0].title,
-            ", ".join(each.variants) if len(metrics) > 1 else "",
-        )
-    console().print(drawn)
+        metrics, reads = list(each.metrics.values()), [f"{name} ({_data_in_words(name, data)})" for name in each.data]
+        variants = each.variants if len(metrics) > 1 else ()
+        numbers = (f"{each.parameters:,}", ", ".join(reads), str(each.epochs))
+        rows.append((each.name, each.title, *numbers, metrics[0].title, ", ".join(variants)))
+    heads = ("name", "what", "parameters", "data", "epochs", "metric", "variants")
+    console().print(table("", heads, rows))
     console().print("To train one: aida train NAME --optimizer aida --seeds 0,1,2", style="dim")
 
 
 @takes(RunOptions)
 def train(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment to train; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,12 +63,9 @@ def train(
             show_default="aida",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter, such as eps=1e-9 or betas=0.9,0.99."),
-    ] = None,
+    settings: Settings = None,
     seeds: Annotated[str, typer.Option(help="Seeds, one run per seed: 0,1,2 or 0-4.")] = "0",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    epochs: Epochs = None,
     probe: Annotated[
         int | None, typer.Option(min=0, metavar="[N]", help="Record adaptive stepsizes every N steps.")
     ] = None,
@@ -103,9 +93,10 @@ def train(
     jobs, out = options.jobs, options.out
     if jobs > 1 and (shard or "WORLD_SIZE" in os.environ):
         fail("--jobs trains runs in parallel, torchrun trains one run on several GPUs; use one of the two")
-    if shard not in (None, "fsdp"):
-        fail(f"--shard {shard!r} is not known; only fsdp is")
-    _check_log(log)
+    choices.require_known("--shard", shard, ("fsdp",))
+    choices.require_known("--log", log, ("tensorboard",))
+    if log and not find_spec("tensorboard"):
+        fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
     request = options.request(
         chosen,
         optimizers=tuple(optimizer or ["aida"]),
@@ -118,22 +109,20 @@ def train(
     choices.require_data(chosen.reads(specs[0].variant), options.data)
     choices.require_writable(out)
     outcomes, stopped_by = work(specs, out, options.training(tensorboard=log is not None, shard=shard), jobs)
-    if _speaks():
+    if prints():
         _report(specs, outcomes, out, jobs)
     leave(specs, outcomes, stopped_by)
 
 
 def work(specs: list[RunSpec], out: Path, options: Options, jobs: int) -> tuple[list[Outcome], int]:
     """Train all runs. Returns their outcomes and the signal that stopped them, 0 for none."""
-    from aida_lab.progress.display import shown
     from aida_lab.progress.status import Board
     from aida_lab.workers.jobs import Jobs
 
     board = Board()
     board.expect(specs)
     outcomes: list[Outcome] = []
-    display = shown(console(), board) if _speaks() else nullcontext(lambda event: None)
-    with printing.announced_stop() as stop, printing.given_up_when_hurried(stop), display as listen:
+    with printing.supervised(board) as (listen, stop):
         outcomes.extend(Jobs(out, options, jobs).work_all(specs, listen, stop))
     return outcomes, stop.signal
 
@@ -142,11 +131,11 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
     """Say which runs are not done, and exit unless all are."""
     from aida_lab.progress.labels import labels
 
-    named, rank = labels(specs), "" if _speaks() else f"rank {os.environ['RANK']}: "
+    named, rank = labels(specs), "" if prints() else f"rank {os.environ['RANK']}: "
     for each in outcomes:
         if each.state in ("failed", "busy"):
             say(f"{rank}{named[each.key]} {each.state}: {each.error}", err=True)
-    if _speaks():
+    if prints():
         unfinished = len(specs) - sum(each.done for each in outcomes)
         if unfinished:
             say(f"{unfinished} of {len(specs)} runs are not finished. Next: the same command again; it resumes them")
@@ -154,11 +143,6 @@ def leave(specs: list[RunSpec], outcomes: list[Outcome], stopped_by: int) -> Non
         raise typer.Exit(128 + stopped_by)
     if any(not each.done for each in outcomes):
         raise typer.Exit(1)
-
-
-def _speaks() -> bool:
-    """Whether this process prints: torchrun starts several for one run, and rank 0 prints for all."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int) -> None:
@@ -174,8 +158,7 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
     states = {each.key: each.state for each in outcomes}
     # runs that share a machine slow each other down: their times say nothing about the method
     timed = ["s per epoch"] if jobs == 1 else []
-    drawn = table("", "run", "state", "best (epoch)", "last", *timed, "folder", dense=True)
-    runs = []
+    runs, rows = [], []
     for spec in specs:
         folder = out / spec.key
         if spec.key not in states or not folder.is_dir():  # stopped before it started
@@ -183,32 +166,18 @@ def _report(specs: list[RunSpec], outcomes: list[Outcome], out: Path, jobs: int)
         run = run_of(replace(read_run(folder), spec=spec), experiments())
         runs.append(run)
         _, best, best_epoch, last = run.so_far
+        state, best_known = printing.state_in_colour(states[spec.key]), printing.best_in_words(best, best_epoch)
         seconds = [in_words(run.median_seconds)] if timed else []
-        cells = [
-            printing.state_in_colour(states[spec.key]),
-            printing.best_in_words(best, best_epoch),
-            in_words(last),
-            *seconds,
-        ]
-        drawn.add_row(named[spec.key], *cells, str(folder))
+        rows.append((named[spec.key], state, best_known, in_words(last), *seconds, str(folder)))
     if not runs:
         return
-    console().print(drawn)
+    console().print(table("", ("run", "state", "best (epoch)", "last", *timed, "folder"), rows, dense=True))
     means = means_of(runs)
     draw_means(means)
     if len(outcomes) == len(specs) and all(each.done for each in outcomes):
         place, methods = shlex.quote(str(out)), list(dict.fromkeys(mean.method for mean in means))
         compare = f"aida compare {methods[0]} {methods[1]} {place}, or " if len(methods) > 1 else ""
         say(f"Next: {compare}aida report {place}")
-
-
-def _check_log(log: str | None) -> None:
-    from importlib.util import find_spec
-
-    if log not in (None, "tensorboard"):
-        fail(f"--log {log!r} is not known; only tensorboard is")
-    if log and not find_spec("tensorboard"):
-        fail("--log tensorboard needs TensorBoard: pip install '.[tensorboard]' in a clone")
 
 
 def _data_in_words(name: str, root: Path | None) -> str:

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aida_lab.cli import choices, printing
-from aida_lab.cli.options import RunOptions, takes
-from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, table
+from aida_lab.cli import choices
+from aida_lab.cli.options import Epochs, Name, RunOptions, Settings, takes
+from aida_lab.cli.printing import console, fail, load_torch, mean_in_words, say, supervised, table
 from aida_lab.cli.train import leave
 
 if TYPE_CHECKING:
-    from aida_lab.tuning import Protocol, Tuned
+    from aida_lab.tuning import Tuned
 
 
 @takes(RunOptions)
 def tune(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; aida experiments lists them.")
-    ] = None,
+    experiment: Name = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,10 +28,7 @@ def tune(
             show_default="aida",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a hyper-parameter of every method."),
-    ] = None,
+    settings: Settings = None,
     lrs: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +39,7 @@ def tune(
     ] = None,
     tuning_seed: Annotated[int, typer.Option(min=0, help="Seed of the grid's runs.")] = 0,
     seeds: Annotated[str, typer.Option(help="Fresh seeds, which repeat each method's best learning rate.")] = "1-5",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as the experiment has it")] = None,
+    epochs: Epochs = None,
     *,
     options: RunOptions,
 ) -> None:
@@ -57,6 +52,7 @@ def tune(
     """
     load_torch()
     from aida_lab.parsing import parse_seeds, parse_values
+    from aida_lab.progress.status import Board
     from aida_lab.tuning import Protocol, method_of, parse_lrs
     from aida_lab.workers.jobs import Jobs
 
@@ -70,23 +66,14 @@ def tune(
     choices.require_data(chosen.reads(methods[0].base.variant), options.data)
     choices.require_writable(options.out)
     protocol = Protocol(methods, Jobs(options.out, options.training(), options.jobs))
-    stopped_by = _carry_out(protocol)
+    board = Board()
+    with supervised(board) as (listen, stop):
+        protocol.run(listen, board.expect, stop)
     _report(protocol.results())
     specs, outcomes = protocol.specs(), list(protocol.outcomes.values())
     if all(each.done for each in outcomes) and len(outcomes) == len(specs):
         say(f"Next: aida report {shlex.quote(str(options.out))}")
-    leave(specs, outcomes, stopped_by)
-
-
-def _carry_out(protocol: Protocol) -> int:
-    """Train until nothing is left. Returns the signal that stopped it, 0 for none."""
-    from aida_lab.progress.display import shown
-    from aida_lab.progress.status import Board
-
-    board = Board()
-    with printing.announced_stop() as stop, printing.given_up_when_hurried(stop), shown(console(), board) as listen:
-        protocol.run(listen, board.expect, stop)
-    return stop.signal
+    leave(specs, outcomes, stop.signal)
 
 
 def _report(found: Sequence[Tuned]) -> None:
@@ -96,7 +83,7 @@ def _report(found: Sequence[Tuned]) -> None:
     method = found[0].method
     title = f"{method.base.experiment}: {method.metric.title} at the best epoch, {method.metric.better} is better"
     heads = ("method", "runs", "learning rates", "best", f"seed {method.base.seed}", "fresh seeds", "n", "")
-    drawn = table(title, *heads, dense=True)
+    rows = []
     for each in found:
         extension = len(each.places) - len(each.method.grid)
         runs = f"{len(each.method.grid)}{f' + {extension}' if extension else ''} + {len(each.method.seeds)}"
@@ -104,8 +91,8 @@ def _report(found: Sequence[Tuned]) -> None:
         best = "" if each.best is None else f"{each.method.lr(each.best):g}"
         chosen = "" if each.best is None else in_words(each.grid[each.best].best)
         n = str(each.mean.n) if each.mean else ""
-        drawn.add_row(each.name, runs, rates, best, chosen, mean_in_words(each.mean), n, _remark(each))
-    console().print(drawn)
+        rows.append((each.name, runs, rates, best, chosen, mean_in_words(each.mean), n, _remark(each)))
+    console().print(table(title, heads, rows, dense=True))
     say("runs: grid, runs beyond the edge of the grid if any, fresh seeds")
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
+
+from aida_lab.runs.files import SideFile, StoreError
 
 Content = Mapping[str, Any]
 
@@ -30,14 +30,12 @@ def cached(path: Path, form: int, origin: str, what: str, compute: Callable[[], 
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         warnings.warn(f"{path} cannot be read ({type(error).__name__}) and is computed again", stacklevel=4)
     content = compute()
-    # several processes may write at once: each its own file, so that a reader sees a complete file or none
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"format": form, "origin": origin, **content}, partial)
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:
+        # several processes may write at once: each its own file, so that a reader sees a complete file or none
+        with SideFile(path) as side:
+            torch.save({"format": form, "origin": origin, **content}, cast("IO[bytes]", side))
+            side.publish()
+    except (OSError, StoreError) as error:
         warnings.warn(f"{what} cannot be cached at {path}: {error}", stacklevel=4)
-        with suppress(OSError):
-            partial.unlink()
     return content

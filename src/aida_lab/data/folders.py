@@ -202,10 +202,10 @@ class Batches:
     """Reads the batches of a pass. Any order works; consecutive batches are fastest."""
 
     def __init__(self, views: Views, workers: int, pinned: bool) -> None:
-        self._plan = _Plan()
+        self._keys = _Keys()
         self._loader = DataLoader(
             views,
-            batch_sampler=self._plan,
+            batch_sampler=self._keys,
             num_workers=workers,
             collate_fn=_collate,
             pin_memory=pinned,
@@ -219,8 +219,8 @@ class Batches:
 
     def read(self, which: Pass, index: int) -> Batch:
         """Batch ``index`` of a pass. Earlier batches are not decoded."""
-        if self._walk is None or self._plan.which is not which or self._next != index:
-            self._plan.which, self._plan.start = which, index
+        if self._walk is None or self._keys.which is not which or self._next != index:
+            self._keys.which, self._keys.start = which, index
             self._walk = iter(self._loader)
         self._next = index + 1
         try:
@@ -230,7 +230,7 @@ class Batches:
             raise DataError(str(error).strip().rpartition("DataError: ")[2]) from None
 
 
-class _Plan(Sampler[list[Key]]):
+class _Keys(Sampler[list[Key]]):
     """The keys that the loader sends to its workers: a pass from batch ``start`` on."""
 
     def __init__(self) -> None:

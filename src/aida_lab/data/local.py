@@ -16,18 +16,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from aida_lab.data.sets import SETS, DataSet
+from aida_lab import ExplainedError
+from aida_lab.data.sets import DataSet
 from aida_lab.runs.files import StoreError, read_object
 
 RECEIPT = "receipt.json"
-
-State = Literal["verified", "not verified", "missing", "damaged"]
 
 #: A data root as callers give it; :func:`data_root` says what None means.
 Root = str | os.PathLike[str] | None
 
 
-class DataError(RuntimeError):
+class DataError(ExplainedError, RuntimeError):
     """A data set is missing or damaged, or its download failed: one line with path and remedy."""
 
 
@@ -45,7 +44,7 @@ class Status:
     """One line of ``aida data list``."""
 
     data: DataSet
-    state: State
+    state: Literal["verified", "not verified", "missing", "damaged"]
     where: str
     remark: str = ""
 
@@ -111,16 +110,11 @@ def fix_command(data: DataSet, root: Root = None) -> str:
     return f"aida data get {data.name}{option} (or, from a copy you have: {local})" if data.can_be_downloaded else local
 
 
-def status(root: Root = None) -> Iterator[Status]:
-    """The status of each data set, one at a time. Computes the checksum of every file."""
-    for data in SETS:
-        yield status_of(data, root)
-
-
 def status_of(data: DataSet, root: Root = None, verified: bool = False) -> Status:
-    """The status of one data set. ``verified`` means that the caller has just checked the official archive.
+    """The status of a data set. Computes the checksum of every file.
 
-    A receipt does not prove that: anybody can write one.
+    ``verified`` means that the caller has just checked the official archive. A receipt does not prove that: anybody
+    can write one.
     """
     if data.embedded:
         return Status(data, "verified", data.part_of, "needs no download")

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -41,7 +42,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenSplits:
     """Token ids (int32) per split."""
 
     train: Tensor
@@ -93,21 +94,15 @@ def distinct(contents: Iterable[bytes]) -> Iterator[bytes]:
     for content in contents:
         content = content.replace(b"\r\n", b"\n")
         digest = hashlib.sha256(content).digest()
-        if digest in seen or END in content or not LEAST <= len(content) <= MOST or not _is_utf8(content):
+        if digest in seen or END in content or not LEAST <= len(content) <= MOST:
             continue
-        seen.add(digest)
-        yield content
+        with suppress(UnicodeDecodeError):  # a file that is not UTF-8 is left out
+            content.decode("utf-8")
+            seen.add(digest)
+            yield content
 
 
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def pysource(root: Root = None) -> Source:
+def pysource(root: Root = None) -> TokenSplits:
     """The packages as tokens of a byte-pair encoding. Uses the cache if it is valid."""
     texts = [bytes(local.read(sets.PYSOURCE, f"{split}.txt", root)) for split in ("train", "valid")]
 
@@ -119,7 +114,7 @@ def pysource(root: Root = None) -> Source:
     origin = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
     path = local.require(sets.PYSOURCE, root) / CACHE
     stored = cached(path, _FORMAT, origin, "the tokens", tokenised)
-    return Source(stored["train"].int(), stored["valid"].int(), VOCABULARY, len(texts[1]))
+    return TokenSplits(stored["train"].int(), stored["valid"].int(), VOCABULARY, len(texts[1]))
 
 
 def _documents(text: bytes) -> list[str]:
@@ -156,10 +151,10 @@ def _encoded(tokenizer: Any, text: bytes) -> Tensor:
 # -- the standard library ----------------------------------------------------------------------------------
 
 
-def standard_library() -> Source:
+def standard_library() -> TokenSplits:
     """The top-level modules of Python's standard library as bytes."""
     train, valid = (torch.frombuffer(bytearray(text), dtype=torch.uint8).int() for text in _library())
-    return Source(train, valid, 256, len(valid))
+    return TokenSplits(train, valid, 256, len(valid))
 
 
 def library_sum() -> str:

@@ -8,7 +8,7 @@ from torch import nn
 class DigitsNet(nn.Sequential):
     """Two 3x3 convolutions, a max-pool, two linear layers: logits of images ``(batch, 1, 8, 8)``."""
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
@@ -18,4 +18,4 @@ class DigitsNet(nn.Sequential):
             nn.MaxPool2d(2),
         )
         self.flatten = nn.Flatten()
-        self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(inplace=True), nn.Linear(64, classes))
+        self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(inplace=True), nn.Linear(64, 10))

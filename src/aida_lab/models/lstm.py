@@ -82,16 +82,9 @@ class WeightDropLSTM(nn.Module):
         # scaling. The time of the recurrence goes into its sequence of steps, not into its products.
         with torch.autocast(x.device.type, enabled=False):
             out, hidden, cell = torch.lstm(
-                x,
-                state,
-                in_one_chunk(weights) if x.is_cuda else weights,
-                True,  # has_biases
-                1,  # num_layers
-                0.0,  # dropout between layers
-                self.training,
-                False,  # bidirectional
-                False,  # batch_first
-            )
+                x, state, in_one_chunk(weights) if x.is_cuda else weights,
+                True, 1, 0.0, self.training, False, False,  # biases, layers, dropout, train, bidirectional, batch_first
+            )  # fmt: skip
         return out, (hidden, cell)
 
 

@@ -65,7 +65,7 @@ def resnet34_cifar(classes: int = 10) -> ResNet:
     return ResNet(stem, (3, 4, 6, 3), classes)
 
 
-def resnet18_imagenet(classes: int = 1000) -> ResNet:
+def resnet18_imagenet() -> ResNet:
     """The standard ResNet18: a strided 7x7 stem and a max-pool, for 224x224 images."""
     stem = nn.Sequential(
         nn.Conv2d(3, WIDTHS[0], 7, stride=2, padding=3, bias=False),
@@ -73,7 +73,7 @@ def resnet18_imagenet(classes: int = 1000) -> ResNet:
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-    model = ResNet(stem, (2, 2, 2, 2), classes)
+    model = ResNet(stem, (2, 2, 2, 2), 1000)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

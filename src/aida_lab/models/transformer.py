@@ -54,9 +54,9 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPS)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """The tokens ``x`` (rows, width, d_model) attend to the tokens of ``memory`` where ``mask`` is True."""
-        if memory is x:
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:
+        """The tokens ``x`` (rows, width, d_model) attend to those of ``memory``, or to one another, where ``mask``."""
+        if memory is None:
             query, key, value = self._split(x, self.query, self.key, self.value)
         else:
             (query,) = self._split(x, self.query)
@@ -113,9 +113,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, source: Tensor | None = None, source_mask: Tensor | None = None
     ) -> Tensor:
-        x = self.attention(x, x, mask)
+        x = self.attention(x, mask)
         if self.source_attention is not None:
-            x = self.source_attention(x, source, source_mask)
+            x = self.source_attention(x, source_mask, source)
         out: Tensor = self.feed_forward(x)
         return out
 

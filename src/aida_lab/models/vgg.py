@@ -21,7 +21,7 @@ class VGG11(nn.Sequential):
     Dropout comes before the first two linear layers.
     """
 
-    def __init__(self, classes: int = 10, dropout: float = 0.5) -> None:
+    def __init__(self, classes: int = 10) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
@@ -35,10 +35,10 @@ class VGG11(nn.Sequential):
         self.features = nn.Sequential(*layers)
         self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
-            nn.Dropout(dropout),
+            nn.Dropout(0.5),
             nn.Linear(channels, 512),
             nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
+            nn.Dropout(0.5),
             nn.Linear(512, 512),
             nn.ReLU(inplace=True),
             nn.Linear(512, classes),

@@ -1,1 +1,1 @@
-"""The progress of runs: bars on a terminal, lines elsewhere, TensorBoard."""
+"""The progress of runs: bars on a terminal, lines elsewhere; what ``aida watch`` shows."""

@@ -11,7 +11,7 @@ from aida_lab.progress.status import STYLES, Board, RunProgress, time_left
 from aida_lab.runs.files import printable
 
 #: Seconds between two lines about one run without a terminal.
-EVERY = 10.0
+_EVERY = 10.0
 
 
 @contextmanager
@@ -74,12 +74,11 @@ class Bars:
 
 
 class Lines:
-    """A line when a run starts and ends; in between at most one per epoch and per ``every`` seconds."""
+    """A line when a run starts and ends; in between at most one per epoch and per ten seconds."""
 
-    def __init__(self, console: Any, board: Board, every: float = EVERY) -> None:
+    def __init__(self, console: Any, board: Board) -> None:
         self._console = console
         self._board = board
-        self._every = every
         self._last: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
@@ -97,7 +96,7 @@ class Lines:
 
     def _due(self, key: str) -> bool:
         now = self._board.clock()
-        if now - self._last.get(key, -self._every) < self._every:
+        if now - self._last.get(key, -_EVERY) < _EVERY:
             return False
         self._last[key] = now
         return True

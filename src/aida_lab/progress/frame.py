@@ -16,7 +16,6 @@ from aida_lab.runs.checks import finite
 
 #: Heights of a trend, the full and the empty part of a bar, a cut name; on terminals without Unicode the second ones.
 _HEIGHTS, _FULL, _EMPTY, _CUT = ("▁▂▃▄▅▆▇█", "_.-=+*%#"), "█#", "·.", "…~"
-_STYLES = {**STYLES, "running": "cyan", "damaged": "red"}
 #: Columns of the widest trend and the widest bar.
 _TREND, _WIDE_BAR = 30, 20
 
@@ -43,7 +42,7 @@ def _about(run: Watched, width: int, ascii_only: bool) -> list[Text]:
         words = [run.state, epoch, f"step {step:,}" if step else "", age]
     said = "".join(f"  {word}" for word in words if word)
     name = _shortened(run.name, max(8, width - len(said)), ascii_only)
-    lines = [Text.assemble((name, "bold"), (said, _STYLES.get(run.state, "")))]
+    lines = [Text.assemble((name, "bold"), (said, STYLES.get(run.state, "")))]
     if run.curves:
         curves = Text(" ")
         room = max(8, min(_TREND, (width - 2) // len(run.curves) - 20))

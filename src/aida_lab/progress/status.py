@@ -12,8 +12,11 @@ from aida_lab.experiments import find_experiment
 from aida_lab.progress.labels import labels
 from aida_lab.spec import Metric, RunSpec
 
-#: Events that end a run, each with the style of its line.
-STYLES = {"finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red"}
+#: The style of each state of a run that is not printed plainly.
+STYLES = {
+    "finished": "green", "diverged": "yellow", "skipped": "dim", "interrupted": "yellow", "failed": "red",
+    "running": "cyan", "damaged": "red",
+}  # fmt: skip
 
 #: Seconds after which the speed is known even before the first epoch ends.
 _SETTLED = 10.0
@@ -27,16 +30,14 @@ class RunProgress:
     metric: Metric
     epochs: int
     state: str = "waiting"
-    #: Completed epochs, with the fraction of the current one.
-    done: float = 0.0
+    done: float = 0.0  #: completed epochs, with the fraction of the current one
     best: float | None = None
     best_epoch: int = 0
     last: float | None = None
     loss: float | None = None
     text: str = ""
-    #: When this process started it, and the epochs done before.
-    began: float = 0.0
-    done_before: float = 0.0
+    began: float = 0.0  #: when this process started it
+    done_before: float = 0.0  #: epochs done before that
 
     def take(self, event: Event, now: float) -> None:
         if event.kind == "started":
@@ -62,7 +63,7 @@ class RunProgress:
 
     @property
     def ended(self) -> bool:
-        return self.state in STYLES
+        return self.state not in ("waiting", "running")
 
     def epoch_in_words(self) -> str:
         return f"epoch {int(self.done)}/{self.epochs}"
@@ -88,8 +89,7 @@ class Board:
 
     clock: Callable[[], float] = time.monotonic
     runs: dict[str, RunProgress] = field(default_factory=dict)
-    #: When the first run started, after its process did.
-    began: float | None = None
+    began: float | None = None  #: when the first run started, after its process did
 
     def expect(self, specs: Iterable[RunSpec]) -> None:
         """Add runs that have not started; those that are there already stay as they are."""

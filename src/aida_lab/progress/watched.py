@@ -32,19 +32,15 @@ class Watched:
     """What the files of a run say now."""
 
     name: str
-    #: Of a run of the lab; empty for other training loops.
-    state: str = ""
+    state: str = ""  #: of a run of the lab; empty for other training loops
     epochs: int | None = None
-    #: Number of the last row on the curve.
-    epoch: int = 0
+    epoch: int = 0  #: number of the last row on the curve
     #: Values per row of each column of the curve, such as the loss; None if a value is not finite.
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     #: The last records of each layer, from the first layer of the model on and from the newest record back.
     layers: Sequence[Sequence[LayerStepsizes]] = ()
-    #: Why something is missing, in one line.
-    problem: str = ""
-    #: When its files last changed, in seconds since 1970; None if there are none.
-    changed: float | None = None
+    problem: str = ""  #: why something is missing, in one line
+    changed: float | None = None  #: when its files last changed, in seconds since 1970; None if there are none
 
 
 class Watcher:
@@ -56,8 +52,7 @@ class Watcher:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._known: dict[Path, tuple[Any, Watched]] = {}
-        #: Runs at these paths, also those that are not shown.
-        self.found = 0
+        self.found = 0  #: runs at these paths, also those that are not shown
 
     def look(self) -> list[Watched]:
         """The runs as they are now, sorted by path; of many, those that changed last."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aida_lab.experiments import experiments
 from aida_lab.report import formats, tables
-from aida_lab.report.collect import collect
+from aida_lab.report.collect import read_runs
 from aida_lab.report.page import page
 from aida_lab.report.plots import draw_all, draw_stepsizes
 from aida_lab.report.publish import PAGE, publishing
@@ -35,7 +35,7 @@ def read(
     those of the lab.
     """
     known = experiments() if declared is None else declared
-    return arrange(collect(roots, known), known, reference)
+    return arrange(read_runs(roots, known), known, reference)
 
 
 def write(results: Results, out: Path, say: Callable[[str], None] = lambda text: None) -> Report:
@@ -48,7 +48,7 @@ def write(results: Results, out: Path, say: Callable[[str], None] = lambda text:
         stepsizes, problems = draw_stepsizes(results, making / "figures")
         say("writing the page")
         place = making / PAGE
-        place.write_bytes(encoded(page(results, making, stepsizes, problems, lies_in=out)))
+        place.write_bytes(encoded(page(results, making, out, stepsizes, problems)))
         made = [out / path.relative_to(making) for path in (place, *files, *figures, *stepsizes)]
     return Report(made[0], tuple(made), tuple(problems))
 

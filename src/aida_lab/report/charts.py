@@ -36,30 +36,22 @@ class Axis:
     label: str
     scale: Scale = "linear"
     digits: int = 2
-    #: "higher", "lower" or neither.
-    better: str = ""
+    better: str = ""  #: "higher", "lower" or neither
     integer: bool = False
-    #: Room at both ends, as a share of the range.
-    pad: float = 0.06
-    #: Fixed ends instead of those of the data.
-    ends: tuple[float, float] | None = None
+    pad: float = 0.06  #: room at both ends, as a share of the range
+    ends: tuple[float, float] | None = None  #: fixed ends instead of those of the data
 
 
 @dataclass(frozen=True)
 class Point:
     x: float
     y: float
-    #: One standard deviation around y, if there are several seeds.
-    low: float | None = None
+    low: float | None = None  #: one standard deviation around y, if there are several seeds
     high: float | None = None
-    #: One standard deviation of x.
-    x_std: float | None = None
-    #: The configuration behind the point.
-    opens: str = ""
-    #: What a tooltip adds to the numbers.
-    note: str = ""
-    #: Drawn with a ring around it.
-    best: bool = False
+    x_std: float | None = None  #: one standard deviation of x
+    opens: str = ""  #: the configuration behind the point
+    note: str = ""  #: what a tooltip adds to the numbers
+    best: bool = False  #: drawn with a ring around it
 
 
 @dataclass(frozen=True)
@@ -67,17 +59,14 @@ class Series:
     method: str
     kind: Literal["line", "steps", "points"]
     points: tuple[Point, ...]
-    #: Drawn with a marker and an error bar at every point instead of a band.
-    marked: bool = False
-    #: In the background.
-    minor: bool = False
+    marked: bool = False  #: drawn with a marker and an error bar at every point instead of a band
+    minor: bool = False  #: in the background
 
 
 @dataclass(frozen=True)
 class Chart:
     name: str
-    #: On the button that selects it.
-    label: str
+    label: str  #: on the button that selects it
     title: str
     subtitle: str
     about: str
@@ -181,7 +170,7 @@ def sensitivity(column: Column) -> Chart:
             best, note = lr == each.best, f"lr {words.plain(lr)}"
             if value is not None:  # a diverged run has no point
                 points.append(Point(lr, value, opens=configuration.id, note=note + fresh * best, best=best))
-        ranked = sorted((point.y for point in points), reverse=column.metric.better == "higher")
+        ranked = sorted((point.y for point in points), key=column.metric.sort_key)
         shown += ranked[: (len(ranked) + 1) // 2]  # the others may be very far away
         series.append(Series(each.name, "line", tuple(points), marked=True))
     room = 0.06 * (max(shown) - min(shown)) if shown else 0.0
@@ -198,7 +187,7 @@ def sensitivity(column: Column) -> Chart:
 def best_of_k(column: Column) -> Chart:
     """What a smaller budget would have found: the expected best of k learning rates of the grid."""
     finished = [value for each in column.sweeps for value in each.values.values() if value is not None]
-    worst = (min if column.metric.better == "higher" else max)(finished, default=0.0)
+    worst = max(finished, key=column.metric.sort_key, default=0.0)
     series = []
     for each in column.sweeps:
         values = [worst if value is None else value for value in each.values.values()]

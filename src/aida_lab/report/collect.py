@@ -13,12 +13,8 @@ from typing import Any, Literal
 
 from aida_lab.runs.checks import best_and_last, finite
 from aida_lab.runs.files import StoreError, one_line
-from aida_lab.runs.records import RunRecord, read_curve, read_sessions, scan
+from aida_lab.runs.records import RunRecord, RunState, read_curve, read_sessions, scan
 from aida_lab.spec import Experiment, Metric, RunSpec
-
-#: The store's states, and two more. ``other metric``: finished, but measured by another metric than its experiment
-#: declares. ``two results``: its copies have different results.
-State = Literal["finished", "diverged", "running", "stopped", "failed", "damaged", "other metric", "two results"]
 
 _Rows = list[dict[str, Any]]
 
@@ -34,8 +30,7 @@ class Curve:
     metric: tuple[float | None, ...] = ()
     loss: tuple[float | None, ...] = ()
     seconds: tuple[float | None, ...] = ()
-    #: Training steps so far.
-    steps: tuple[float | None, ...] = ()
+    steps: tuple[float | None, ...] = ()  #: training steps so far
 
 
 @dataclass(frozen=True)
@@ -44,26 +39,23 @@ class Run:
 
     folder: Path
     spec: RunSpec
-    state: State
+    #: That of the folder, or one of two more. ``other metric``: finished, but measured by another metric than its
+    #: experiment declares. ``two results``: its copies have different results.
+    state: RunState | Literal["other metric", "two results"]
     curve: Curve
-    #: As its experiment declares it; None if that is not known here.
-    declared: Metric | None = None
-    #: The metric's key and direction from the run's result; empty without a result.
-    metric: str = ""
-    better: str = ""
+    declared: Metric | None = None  #: as its experiment declares it; None if that is not known here
+    metric: str = ""  #: the metric's key, from the run's result; empty without a result
+    better: str = ""  #: its direction, "higher" or "lower"
     best: float | None = None
     best_epoch: int | None = None
     last: float | None = None
     device: str = ""
-    #: Distinct commits and torch versions of the processes that trained it.
-    commits: tuple[str, ...] = (NOT_RECORDED,)
-    torch: tuple[str, ...] = (NOT_RECORDED,)
-    #: Whether another run may have used the same GPU or CPU at the same time.
-    shared: bool = False
+    commits: tuple[str, ...] = (NOT_RECORDED,)  #: distinct commits of the processes that trained it
+    torch: tuple[str, ...] = (NOT_RECORDED,)  #: their distinct versions of torch
+    shared: bool = False  #: whether another run may have used the same GPU or CPU at the same time
     #: GPU, start and end of each process, as far as known: until the next start, or as long as all epochs took.
     on_gpu: tuple[tuple[str, float, float], ...] = ()
-    #: Why it is excluded.
-    remark: str = ""
+    remark: str = ""  #: why it is excluded
 
     @property
     def key(self) -> str:
@@ -116,7 +108,7 @@ class Collection:
     unread: tuple[Unread, ...]
 
 
-def collect(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
+def read_runs(roots: Sequence[Path], experiments: Mapping[str, Experiment]) -> Collection:
     """Every run below the roots. Copies of a run count once; if their results differ, none counts."""
     copies: dict[str, list[RunRecord]] = {}
     unread: list[Unread] = []
@@ -166,13 +158,13 @@ def run_of(record: RunRecord, experiments: Mapping[str, Experiment]) -> Run:
     assert spec is not None
     experiment = experiments.get(spec.experiment)
     declared = experiment.metrics.get(spec.variant) if experiment else None
-    state: State = record.state
+    state: Any = record.state
     metric = str(result.get("metric", ""))
     best, last = finite(result.get("best")), finite(result.get("last"))
     remark = record.problem or one_line(result.get("reason", ""))
     if record.result and declared and metric != declared.key:
         state = "other metric"
-        remark = f"measured by {metric or 'nothing'}, where its experiment goes by {declared.key}"
+        remark = f"measured by {metric or 'nothing'}, where its experiment uses {declared.key}"
     elif state == "finished" and (best is None or last is None):
         remark = f"finished without a number for {metric or 'its metric'}"
     sessions, rows = _read(read_sessions, record.path), _read(read_curve, record.path)

@@ -29,12 +29,9 @@ class Cell:
     """One method in one column."""
 
     method: str
-    #: The configuration in the method's row; None if it has no finished run.
-    chosen: Configuration | None
-    #: All of this column, the chosen one first.
-    configurations: tuple[Configuration, ...]
-    #: Configurations tried in shortened runs of the same experiment, which may have selected this one.
-    elsewhere: int
+    chosen: Configuration | None  #: the configuration in the method's row; None if it has no finished run
+    configurations: tuple[Configuration, ...]  #: all of this column, the chosen one first
+    elsewhere: int  #: configurations tried in shortened runs of the same experiment, which may have selected this one
     paper: PaperResult | None
     #: The configuration with the best mean, if it is not the chosen one: fewer seeds, or values the paper did not try.
     better: Configuration | None = None
@@ -58,7 +55,7 @@ class Cell:
         own = bool(self.chosen.untried)
         candidates = [each for each in self.configurations if own or not each.untried]
         found = [(run.best, each) for each in candidates for run in each.counted if run.best is not None]
-        return (max if metric.better == "higher" else min)(found, key=lambda one: one[0])
+        return min(found, key=lambda one: metric.sort_key(one[0]))
 
     @property
     def diverged(self) -> int:
@@ -84,10 +81,8 @@ class Column:
     metric: Metric
     reference: str
     cells: tuple[Cell, ...]
-    #: How its runs differ from the experiment as declared.
-    departures: tuple[str, ...] = ()
-    #: What distinguishes it from the experiment's other columns; empty if it is the only one.
-    distinction: str = ""
+    departures: tuple[str, ...] = ()  #: how its runs differ from the experiment as declared
+    distinction: str = ""  #: what distinguishes it from the experiment's other columns; empty if it is the only one
 
     @property
     def digits(self) -> int:
@@ -149,7 +144,7 @@ class Column:
 
     def gain(self, found: Comparison) -> float:
         """A difference of the metric, positive if the first method is better."""
-        return found.difference if self.metric.better == "higher" else -found.difference
+        return -self.metric.sort_key(found.difference)
 
     def cell(self, method: str) -> Cell | None:
         return next((cell for cell in self.cells if cell.method == method), None)
@@ -202,11 +197,6 @@ def mixture(runs: Iterable[Run]) -> str:
     """``2 commits, 3 torch versions``; empty if all runs have the same ones."""
     found = zip(origins(runs), ("commits", "torch versions"), strict=True)
     return ", ".join(f"{len(names)} {kind}" for names, kind in found if len(names) > 1)
-
-
-def paper_variant(experiment: Experiment) -> str:
-    """The variant that the paper's figures compare with."""
-    return experiment.paper_variant or experiment.variants[0]
 
 
 def _tested(cells: Sequence[Cell], metric: Metric, reference: str) -> tuple[Cell, ...]:
@@ -268,7 +258,7 @@ def _leader(
     if not values:
         return None
     means = {method: mean_std(found).mean for method, found in values.items()}
-    first = (max if metric.better == "higher" else min)(means, key=lambda method: means[method])
+    first = min(means, key=lambda method: metric.sort_key(means[method]))
     if first in survivors:
         return None
     tests = family if first == reference else _family(first, values, survivors)

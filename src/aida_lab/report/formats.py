@@ -30,17 +30,12 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20'")
 @dataclass(frozen=True)
 class Field:
     text: str
-    #: The sort key; None sorts by the text.
-    order: float | None = None
+    order: float | None = None  #: the sort key; None sorts by the text
     bold: bool = False
-    #: The configuration whose specs and runs it opens.
-    opens: str = ""
-    #: Another field of the row opens the same, so this one is not underlined.
-    quiet: bool = False
-    #: Small print below the text.
-    note: str = ""
-    #: Says why there is no value.
-    faint: bool = False
+    opens: str = ""  #: the configuration whose specs and runs it opens
+    quiet: bool = False  #: another field of the row opens the same, so this one is not underlined
+    note: str = ""  #: small print below the text
+    faint: bool = False  #: says why there is no value
 
 
 Show = Callable[[Any], Field]
@@ -52,8 +47,7 @@ class Head:
 
     text: str
     show: Show | None = None
-    #: Explains the column.
-    note: str = ""
+    note: str = ""  #: explains the column
     numeric: bool = True
 
 

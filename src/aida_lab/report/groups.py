@@ -30,8 +30,7 @@ class Setup:
     variant: str
     epochs: int
     batch: int
-    #: 0 for all batches.
-    limit: int
+    limit: int  #: 0 for all batches
     precision: str
     compiled: bool
     deterministic: bool
@@ -68,18 +67,14 @@ class Setup:
 class Configuration:
     """One method with one set of hyper-parameters under one setup: one run per seed."""
 
-    #: What its runs share: their spec with seed 0 and without a probe.
-    spec: RunSpec
-    #: One per seed, ordered by seed; finished or not.
-    runs: tuple[Run, ...]
-    #: Further runs of the same seeds.
-    repeats: tuple[Run, ...] = ()
+    spec: RunSpec  #: what its runs share: their spec with seed 0 and without a probe
+    runs: tuple[Run, ...]  #: one per seed, ordered by seed; finished or not
+    repeats: tuple[Run, ...] = ()  #: further runs of the same seeds
     #: Values that the paper neither fixed nor searched, if it has a figure for the method.
     untried: Mapping[str, Any] = field(default_factory=dict)
     #: Seeds that were used to choose its learning rate. They are excluded from the mean.
     tuning_seeds: frozenset[int] = frozenset()
-    #: Whether another learning rate was chosen, and only that one was repeated with fresh seeds.
-    outdone: bool = False
+    outdone: bool = False  #: whether another learning rate was chosen, and only that one was repeated with fresh seeds
 
     @cached_property
     def setup(self) -> Setup:
@@ -146,13 +141,12 @@ def ranked(found: Sequence[Configuration], metric: Metric) -> list[Configuration
     Seeds come first, so that one lucky run does not displace a repeated configuration. The paper's values come next,
     because the paper's figure is the best of those alone. Diverged seeds count before the mean, which leaves them out.
     """
-    sign = -1.0 if metric.better == "higher" else 1.0
 
     def rank(each: Configuration) -> tuple[int, bool, int, float, str]:
         found, untried = each.mean_std("best"), bool(each.untried)
         if found is None:
             return 0, untried, 0, 0.0, each.id
-        return -found.n, untried, each.diverged, sign * found.mean, each.id
+        return -found.n, untried, each.diverged, metric.sort_key(found.mean), each.id
 
     return sorted(found, key=rank)
 

@@ -44,8 +44,7 @@ MARKERS = (
 
 
 class Look(NamedTuple):
-    #: Index of the colour and of the marker.
-    colour: int
+    colour: int  #: index of the colour and of the marker
     dash: int
 
 

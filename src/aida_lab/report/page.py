@@ -43,12 +43,10 @@ _ABOUT = {
 }
 
 
-def page(
-    results: Results, out: Path, stepsizes: Iterable[Path], problems: Sequence[str], lies_in: Path | None = None
-) -> str:
-    """The text of ``index.html``, for the folder ``lies_in`` (by default ``out``).
+def page(results: Results, making: Path, out: Path, stepsizes: Iterable[Path], problems: Sequence[str]) -> str:
+    """The text of ``index.html`` in the folder ``out``.
 
-    ``stepsizes`` are the figures already drawn below ``out``; ``problems`` says which could not be drawn.
+    ``stepsizes`` are the figures already drawn below ``making``; ``problems`` says which could not be drawn.
     """
     # a report of other experiments does not name the paper's tables without runs
     missing = [each for each in results.paper if not each.columns] if _about_the_paper(results) else []
@@ -61,7 +59,7 @@ def page(
         missing=missing,
         problems=problems,
         places={column.id: place for place, column in enumerate(results.columns) if column.finished},
-        pictures=_pictures(stepsizes, out),
+        pictures=_pictures(stepsizes, making),
         profile=profile.profile(results.comparable),
         definition=profile.DEFINITION,
         level=LEVEL,
@@ -73,7 +71,7 @@ def page(
         verdict=verdict,
         style=_palette() + _asset("style.css"),
         script="\n".join(_asset(name) for name in _SCRIPTS),
-        data=_embedded(payload(results, lies_in or out)),
+        data=_embedded(payload(results, out)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aida_lab.report.collect import Collection
-from aida_lab.report.columns import Column, column, paper_variant
+from aida_lab.report.columns import Column, column
 from aida_lab.report.groups import Configuration, Setup, configurations
 from aida_lab.report.naming import ordered
 from aida_lab.spec import Experiment, Metric
@@ -26,14 +26,11 @@ _TITLES = {
 class Table:
     """A group of columns."""
 
-    #: For a file name and a link.
-    name: str
+    name: str  #: for a file name and a link
     title: str
     columns: tuple[Column, ...]
-    #: For the navigation bar.
-    short: str
-    #: Title and name of the experiments that have no runs.
-    missing: tuple[tuple[str, str], ...] = ()
+    short: str  #: for the navigation bar
+    missing: tuple[tuple[str, str], ...] = ()  #: title and name of the experiments that have no runs
 
     @property
     def runs(self) -> int:
@@ -46,12 +43,9 @@ class Results:
 
     collection: Collection
     reference: str
-    #: The paper's tables by number, with and without runs.
-    paper: tuple[Table, ...]
-    #: Experiments that are not in the paper.
-    others: Table
-    #: Runs with fewer epochs or batches, another batch size or a warm-up.
-    shortened: Table
+    paper: tuple[Table, ...]  #: the paper's tables by number, with and without runs
+    others: Table  #: experiments that are not in the paper
+    shortened: Table  #: runs with fewer epochs or batches, another batch size or a warm-up
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -117,7 +111,7 @@ def _paper_tables(experiments: Mapping[str, Experiment], columns: Mapping[str, S
     for name, experiment in experiments.items():
         if not experiment.table:
             continue
-        paper = paper_variant(experiment)
+        paper = experiment.paper_variant
         order = [paper, *experiment.variants, *(each.setup.variant for each in columns.get(name, ()))]
         whole = [each for each in columns.get(name, ()) if not each.departures]
         tables.setdefault(experiment.table, []).extend(sorted(whole, key=lambda each: order.index(each.setup.variant)))

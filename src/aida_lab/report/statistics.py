@@ -30,26 +30,21 @@ class MeanStd:
 
     n: int
     mean: float
-    #: None for a single number.
-    std: float | None
+    std: float | None  #: None for a single number
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One method against another: the difference of the means, its confidence interval and its p-value."""
 
-    #: Mean of the first minus mean of the second.
-    difference: float
-    #: "Dunnett", "Student" or "Welch"; empty if there is no test.
-    test: str = ""
+    difference: float  #: mean of the first minus mean of the second
+    test: str = ""  #: "Dunnett", "Student" or "Welch"; empty if there is no test
     #: Two-sided. Dunnett's is adjusted for all methods compared with the same control. None if there is no test.
     p: float | None = None
     #: 95 % confidence interval of the difference. Dunnett's intervals hold simultaneously for the whole family.
     interval: tuple[float, float] | None = None
-    #: Degrees of freedom of the variance.
-    freedom: float | None = None
-    #: Why there is no test.
-    reason: str = ""
+    freedom: float | None = None  #: degrees of freedom of the variance
+    reason: str = ""  #: why there is no test
 
     @property
     def significant(self) -> bool:

@@ -35,12 +35,9 @@ Place = TypeVar("Place", int, float)
 @dataclass(frozen=True)
 class Sweep:
     method: str
-    #: The method, with the values that tell it from other sweeps of the method if there are any.
-    name: str
-    #: One per learning rate, ascending.
-    configurations: tuple[Configuration, ...]
-    #: The seeds that ran at every learning rate.
-    seeds: frozenset[int]
+    name: str  #: the method, with the values that tell it from other sweeps of the method if there are any
+    configurations: tuple[Configuration, ...]  #: one per learning rate, ascending
+    seeds: frozenset[int]  #: the seeds that ran at every learning rate
     metric: Metric
 
     @cached_property
@@ -85,8 +82,8 @@ def choose(values: Mapping[Place, float | None], metric: Metric) -> Place | None
     known = {place: value for place, value in values.items() if value is not None}
     if not known:
         return None
-    edges, sign = (min(values), max(values)), -1.0 if metric.better == "higher" else 1.0
-    return min(known, key=lambda place: (sign * known[place], place in edges, place))
+    edges = (min(values), max(values))
+    return min(known, key=lambda place: (metric.sort_key(known[place]), place in edges, place))
 
 
 def sweeps(found: Iterable[Configuration], metric: Metric) -> list[Sweep]:
@@ -139,7 +136,7 @@ def without_tuning_runs(found: Sequence[Configuration], metric: Metric) -> list[
 
 def expected_best(values: Sequence[float], metric: Metric) -> list[float]:
     """The expected best of k of these values, drawn at random without replacement, for k = 1 to all."""
-    ascending = sorted(values, reverse=metric.better == "lower")  # the worst first
+    ascending = sorted(values, key=metric.sort_key, reverse=True)  # the worst first
     n = len(ascending)
     return [
         math.fsum(value * math.comb(place, k - 1) for place, value in enumerate(ascending)) / math.comb(n, k)

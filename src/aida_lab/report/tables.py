@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from aida_lab.report import words
-from aida_lab.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, origins, paper_variant
+from aida_lab.report.columns import NOT_THE_PAPERS, Cell, Column, mixture, origins
 from aida_lab.report.formats import Field, Grid, Head, Show, absent, grid
 from aida_lab.report.groups import Configuration, Measure
 from aida_lab.report.naming import ordered, title
@@ -292,10 +292,9 @@ def _remarks(column: Column) -> Sequence[str]:
     """What a reader must know about this column beyond the general explanations."""
     said = []
     experiment = column.experiment
-    if experiment and experiment.paper and not column.departures:
-        variant = paper_variant(experiment)
-        if not experiment.paper_results(column.setup.variant):
-            said.append(f"The paper's figures are for the variant {variant!r}, not for this one.")
+    published = experiment is not None and bool(experiment.paper) and not column.departures
+    if experiment and published and not experiment.paper_results(column.setup.variant):
+        said.append(f"The paper's figures are for the variant {experiment.paper_variant!r}, not for this one.")
     if unrun := [cell for cell in column.cells if cell.paper and not cell.configurations]:
         names = (f"{title(cell.method)} ({paper_field(cell, column.digits).text})" for cell in unrun)
         said.append(f"Without runs here, with the paper's figures: {', '.join(names)}.")

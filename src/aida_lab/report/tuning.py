@@ -17,9 +17,8 @@ TARGET_SETTER = "adamw"
 def target(column: Column) -> tuple[Sweep, float] | None:
     """The method that sets the target, and the value that more than half of its fresh seeds reach; None if none has."""
     setters = [each for name in (TARGET_SETTER, column.reference) for each in column.sweeps if each.method == name]
-    sign = -1.0 if column.metric.better == "higher" else 1.0
     for sweep, fresh in ((each, each.fresh) for each in setters):
-        values = sorted(fresh.values("best"), key=lambda value: sign * value) if fresh else []
+        values = sorted(fresh.values("best"), key=column.metric.sort_key) if fresh else []
         middle = (len(values) + fresh.diverged) // 2 if fresh else 0
         if middle < len(values):
             return sweep, values[middle]

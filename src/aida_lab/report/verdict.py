@@ -41,8 +41,7 @@ class Dot:
     name: str
     text: str
     place: float
-    #: Ends of the simultaneous 95 % interval; None if there is no test.
-    ends: tuple[float, ...] | None
+    ends: tuple[float, ...] | None  #: ends of the simultaneous 95 % interval; None if there is no test
     significant: bool
     opens: str
 

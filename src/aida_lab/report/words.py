@@ -19,9 +19,7 @@ def decimals(values: Iterable[float]) -> int:
     return 2 if middle >= 10 else 3 if middle >= 1 else 4
 
 
-def number(value: float | None, digits: int) -> str:
-    if value is None:
-        return ""
+def number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".replace("-", MINUS)
 
 
@@ -51,9 +49,7 @@ def p_value(found: Comparison | None) -> str:
     return "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
 
 
-def seconds(value: float | None) -> str:
-    if value is None:
-        return ""
+def seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.995 else f"{value:.3f}"
 
 

@@ -24,8 +24,7 @@ class CheckpointFile:
 
     path: Path
     step: int
-    #: The first 16 hexadecimal digits of the SHA-256 of its content, from its name.
-    digest: str
+    digest: str  #: the first 16 hexadecimal digits of the SHA-256 of its content, from its name
 
     def is_whole(self) -> bool:
         """Whether its content has the hash in its name."""

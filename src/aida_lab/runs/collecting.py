@@ -18,12 +18,9 @@ class Collected:
     """What a collection did."""
 
     added: tuple[Path, ...]
-    #: Number of runs that were there before, with the same result.
-    known: int
-    #: What was left out, each with the reason.
-    left: tuple[tuple[Path, str], ...]
-    #: Bytes of the added records, before compression.
-    size: int
+    known: int  #: number of runs that were there before, with the same result
+    left: tuple[tuple[Path, str], ...]  #: what was left out, each with the reason
+    size: int  #: bytes of the added records, before compression
 
 
 def collect(roots: list[Path], out: Path) -> Collected:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from aida_lab import ExplainedError
 from aida_lab.runs.archives import PACKED_LIMIT, SUFFIX, unpack
 
 _TEMPORARY = ".tmp"
@@ -43,7 +44,7 @@ _NO_ROOM = {
 }
 
 
-class StoreError(Exception):
+class StoreError(ExplainedError):
     """A run's folder cannot be read or written. The message names the file, the reason and the remedy."""
 
 

@@ -34,16 +34,11 @@ class RunRecord:
 
     path: Path
     state: RunState
-    #: None if it is damaged, or not written yet.
-    spec: RunSpec | None
-    #: The content of result.json, if the run is finished or diverged.
-    result: Mapping[str, Any] | None
-    #: Number of epochs on the curve.
-    rows: int
-    #: Why it failed, or which of its files is damaged.
-    problem: str
-    #: When its files last changed, in seconds since 1970.
-    changed: float
+    spec: RunSpec | None  #: None if it is damaged, or not written yet
+    result: Mapping[str, Any] | None  #: the content of result.json, if the run is finished or diverged
+    rows: int  #: number of epochs on the curve
+    problem: str  #: why it failed, or which of its files is damaged
+    changed: float  #: when its files last changed, in seconds since 1970
 
 
 def holds_runs(path: Path) -> bool:

@@ -32,8 +32,7 @@ class RunFolder:
         self.path = path
         self.spec = spec
         self._lock: Lock | None = lock
-        #: What :meth:`finish` wrote, in this process or an earlier one; None before.
-        self.result = result
+        self.result = result  #: what :meth:`finish` wrote, in this process or an earlier one; None before
         #: Hash of the curve as this process knows it: what it found at the start, and every row it added.
         self._curve = hashlib.sha256()
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from aida_lab.report.statistics import MeanStd, mean_std
 from aida_lab.runs.files import write_object, writing
 from aida_lab.search.plan import By, Plan
-from aida_lab.search.space import Configuration
+from aida_lab.search.space import Params
 from aida_lab.spec import Metric, RunSpec
 
 
@@ -19,8 +19,7 @@ from aida_lab.spec import Metric, RunSpec
 class Measured:
     """The result of a run as its trial stores it: enough for every table on any machine, without the run's folder."""
 
-    #: The key of the run's spec.
-    run: str
+    run: str  #: the key of the run's spec
     state: Literal["finished", "diverged", "pruned"]
     best: float | None
     best_epoch: int | None
@@ -39,13 +38,11 @@ class Measured:
 class Row:
     """The current state of one configuration."""
 
-    configuration: Configuration
+    params: Params
     spec: RunSpec
-    #: None if it is not measured yet.
-    measured: Measured | None
-    #: One word, and the reason if it is not measured.
-    state: str
-    problem: str = ""
+    measured: Measured | None  #: None if it is not measured yet
+    state: str  #: one word
+    problem: str = ""  #: the reason if it is not measured
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class Findings:
 
     plan: Plan
     rows: Sequence[Row]
-    #: None if a configuration is not measured yet, or if none finished.
-    best: Row | None
+    best: Row | None  #: None if a configuration is not measured yet, or if none finished
     repetitions: Sequence[Row]
 
     @property
@@ -128,7 +124,7 @@ def best_of(rows: Sequence[Row], plan: Plan) -> Row | None:
 
 def _row(row: Row) -> dict[str, Any]:
     return {
-        "values": dict(row.configuration),
+        "values": dict(row.params),
         "run": row.spec.key,
         "seed": row.spec.seed,
         "state": row.state,

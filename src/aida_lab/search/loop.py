@@ -6,18 +6,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import IntDistribution
+from optuna.pruners import MedianPruner
+
 from aida_lab.events import Event, Listener, Pruned
-from aida_lab.runs.records import RunRecord, read_run
-from aida_lab.runs.summary import summary_of
+from aida_lab.experiments import experiments
+from aida_lab.report.collect import Run, run_of
+from aida_lab.runs.records import DONE, read_run
 from aida_lab.search.findings import Findings, Measured, best_of
 from aida_lab.search.liveness import this_worker
 from aida_lab.search.plan import Plan
-from aida_lab.search.sampling import SEEDS, listed_values, pruner_of, value_ranges
 from aida_lab.search.storage import StorageError
 from aida_lab.search.trials import Studies, Trials
 from aida_lab.spec import RunSpec
@@ -25,6 +29,8 @@ from aida_lab.stopping import Stop
 from aida_lab.workers.attempt import Outcome
 from aida_lab.workers.jobs import Jobs
 
+#: Trials that must end before the first is pruned; Optuna's default.
+_PRUNER_STARTUP = 5
 #: Seconds between two polls while other workers train the remaining runs.
 _POLL = 1.0
 
@@ -35,9 +41,11 @@ class Search:
     def __init__(self, plan: Plan, studies: Studies) -> None:
         self.plan = plan
         self._studies = studies
-        self._pruner = pruner_of(plan)
+        # no pruning in the first quarter: curves of different learning rates often cross there
+        median = MedianPruner(n_startup_trials=_PRUNER_STARTUP, n_warmup_steps=plan.base.epochs // 4 + 1)
+        self._pruner = None if plan.pruner == "none" else median
         grid = plan.sampler == "grid"
-        distributions = listed_values(plan.space) if grid else value_ranges(plan.space)
+        distributions = plan.space.listed_values() if grid else plan.space.value_ranges()
         listed = plan.space.grid() if grid else None
         self._searched = Trials(studies, plan, plan.name, plan.about(), distributions, plan.spec, listed)
         self._repeated: Trials | None = None
@@ -84,41 +92,37 @@ class Search:
                 plan,
                 plan.repetitions_name(best.spec),
                 {"of": plan.name},
-                SEEDS,
-                lambda configuration: plan.repetition(best.spec, configuration["seed"]),
+                {"seed": IntDistribution(0, 2**62)},
+                lambda params: plan.repetition(best.spec, params["seed"]),
                 [{"seed": seed} for seed in plan.seeds],
             )
         return Findings(plan, rows, best, self._repeated.rows() if self._repeated else [])
 
 
+@dataclass
 class SearchLoop:
     """Carries out all searches of one command through one queue of runs."""
 
-    def __init__(
-        self,
-        searches: Sequence[Search],
-        jobs: Jobs,
-        listen: Listener,
-        expect: Callable[[Iterable[RunSpec]], object],
-        stop: Stop,
-    ) -> None:
-        self._searches, self._jobs, self._listen, self._expect, self._stop = searches, jobs, listen, expect, stop
-        #: Keys of the runs that were leased here or reported as measured.
-        self._reported: set[str] = set()
-        self._waiting = False
+    searches: Sequence[Search]
+    jobs: Jobs
+    listen: Listener
+    expect: Callable[[Iterable[RunSpec]], object]
+    stop: Stop
+    _reported: set[str] = field(default_factory=set)  #: keys of the runs that were leased here or reported as measured
+    _waiting: bool = False
 
     def run(self) -> None:
         """Train until all runs are measured by any worker, the remaining ones failed, or a stop is requested."""
         for stage in self._stages():
-            self._expect(stage.listed())
+            self.expect(stage.listed())
         try:
-            while not self._stop.asked:
+            while not self.stop.asked:
                 queued: set[str] = set()  # the queue drops duplicates
                 if (first := self._acquire(queued)) is not None:
                     runs = chain([first], iter(partial(self._acquire, queued), None))
-                    for outcome in self._jobs.work(runs, self._forward, self._stop):
+                    for outcome in self.jobs.work(runs, self._forward, self.stop):
                         self._record(outcome)
-                elif all(search.over for search in self._searches):
+                elif all(search.over for search in self.searches):
                     return
                 else:
                     self._wait()
@@ -130,18 +134,18 @@ class SearchLoop:
                         stage.release(run, "stopped")
 
     def _stages(self) -> list[Trials]:
-        return [stage for search in self._searches for stage in search.stages]
+        return [stage for search in self.searches for stage in search.stages]
 
     def _acquire(self, queued: set[str]) -> RunSpec | None:
         """Lease a run of any search; None if there is none at the moment."""
-        for search in self._searches:
-            spec = search.acquire(self._jobs.out, queued)
+        for search in self.searches:
+            spec = search.acquire(self.jobs.out, queued)
             for stage in search.stages:
-                self._expect(stage.listed())
+                self.expect(stage.listed())
                 self._report_others(stage)
             if spec is not None:
                 queued.add(spec.key)
-                self._expect([spec])  # a proposed run is not listed in advance
+                self.expect([spec])  # a proposed run is not listed in advance
                 self._reported.add(spec.key)
                 self._waiting = False
                 return spec
@@ -151,11 +155,12 @@ class SearchLoop:
         run = outcome.key
         stage = next(each for each in self._stages() if run in each.leases)
         if outcome.done or outcome.state == "pruned":
-            spec, record = stage.spec(stage.leases[run].configuration), read_run(self._jobs.out / run)
-            if outcome.done and record.result is None:
-                stage.fail(run, f"{record.path} no longer has a result")
+            spec = stage.spec(stage.leases[run].params)
+            trained = run_of(replace(read_run(self.jobs.out / run), spec=spec), experiments())
+            if outcome.done and trained.state not in DONE:
+                stage.fail(run, f"{trained.folder} no longer has a usable result: {trained.remark or trained.state}")
                 return
-            found = _measured(record)
+            found = _measured(trained)
             stage.finish(run, found)
             if outcome.state == "pruned":
                 self._report(found, spec, "pruned: worse than the median of other runs")
@@ -166,8 +171,8 @@ class SearchLoop:
             stage.release(run, outcome.error or outcome.state)
 
     def _forward(self, event: Event) -> None:
-        self._listen(event)
-        if event.kind != "epoch" or not any(search.should_prune(event) for search in self._searches):
+        self.listen(event)
+        if event.kind != "epoch" or not any(search.should_prune(event) for search in self.searches):
             return
         if event.epoch < event.epochs:
             raise Pruned
@@ -176,23 +181,22 @@ class SearchLoop:
         for spec, each in stage.measured():
             if each.run not in self._reported:
                 self._reported.add(each.run)
-                self._expect([spec])
+                self.expect([spec])
                 where = "" if each.host == this_worker()["host"] else f" on {each.host}"
                 self._report(each, spec, f"{each.state}{where}, measured earlier or by another worker")
 
     def _report(self, measured: Measured, spec: RunSpec, text: str) -> None:
         row = {"best": measured.best, "best_epoch": measured.best_epoch, "last": measured.last}
-        self._listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=row, text=text))
+        self.listen(Event("skipped", spec.key, spec.epochs, spec.epochs, row=row, text=text))
 
     def _wait(self) -> None:
         if not self._waiting:
             self._waiting = True
-            self._listen(Event("note", "", text="other workers train the rest; waiting for them"))
+            self.listen(Event("note", "", text="other workers train the rest; waiting for them"))
         time.sleep(_POLL)
 
 
-def _measured(record: RunRecord) -> Measured:
-    found = summary_of(record)
-    state: Any = record.result["state"] if record.result else "pruned"
-    folder, host = str(record.path.resolve()), str(this_worker()["host"])
-    return Measured(record.path.name, state, found.best, found.best_epoch, found.last, folder, host)
+def _measured(run: Run) -> Measured:
+    _, best, best_epoch, last = run.so_far
+    state: Any = run.state if run.state in DONE else "pruned"
+    return Measured(run.key, state, best, best_epoch, last, str(run.folder.resolve()), str(this_worker()["host"]))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from aida_lab.external import source_of
 from aida_lab.parsing import UsageError
 from aida_lab.request import RunRequest
-from aida_lab.search.space import Configuration, Space, as_text, space_of
+from aida_lab.search.space import Params, Space, as_text, space_of
 from aida_lab.spec import Metric, RunSpec
 
 By = Literal["best", "last"]
@@ -27,20 +27,16 @@ FORMAT = 1
 class Plan:
     """A search of one optimizer. Use :func:`plan_of`, which also normalizes the values of the space."""
 
-    #: A search run without the searched values: one optimizer, one seed.
-    request: RunRequest
+    request: RunRequest  #: a search run without the searched values: one optimizer, one seed
     space: Space
     #: Seeds and epochs of the repetitions; None for the default epochs of the experiment.
     seeds: tuple[int, ...] = (0, 1, 2)
     repeat_epochs: int | None = None
-    #: Which epoch of a run to compare by.
-    by: By = "best"
+    by: By = "best"  #: which epoch of a run to compare by
     sampler: Sampler = "grid"
-    #: Number of configurations to try if the sampler is not a grid.
-    trials: int = 20
+    trials: int = 20  #: number of configurations to try if the sampler is not a grid
     pruner: Pruner = "none"
-    #: The first search run, which names the study.
-    base: RunSpec = field(init=False)
+    base: RunSpec = field(init=False)  #: the first search run, which names the study
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", self.spec(self.space.grid()[0]))
@@ -63,9 +59,9 @@ class Plan:
         """Number of configurations to measure."""
         return len(self.space.grid()) if self.sampler == "grid" else self.trials
 
-    def spec(self, configuration: Configuration) -> RunSpec:
+    def spec(self, params: Params) -> RunSpec:
         """The search run of a configuration."""
-        return replace(self.request, given={**self.request.given, **configuration}).specs()[0]
+        return replace(self.request, given={**self.request.given, **params}).specs()[0]
 
     def repetition(self, spec: RunSpec, seed: int) -> RunSpec:
         """Repeat the configuration of a search run with another seed."""

@@ -1,20 +1,27 @@
-"""The search space: a set of values per hyper-parameter, and the configurations they form."""
+"""The search space: a set of values per hyper-parameter, the configurations they form, and both for Optuna."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
 from aida.catalog import catalog
 from aida_lab.parsing import UsageError, parse_values
 from aida_lab.spec import Experiment
 
-#: One value per hyper-parameter.
-Configuration = Mapping[str, Any]
+#: Random trials before TPE starts; Optuna's default.
+_STARTUP = 10
+
+#: The values of a configuration, by hyper-parameter.
+Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,40 @@ class Space:
                 found[name] = (float(min(values)), float(max(values)))
         return found
 
+    def listed_values(self) -> dict[str, BaseDistribution]:
+        """Return distributions over the listed values only."""
+        return {name: CategoricalDistribution(list(map(encode, values))) for name, values in self.sets.items()}
 
-def as_text(configuration: Configuration) -> str:
+    def value_ranges(self) -> dict[str, BaseDistribution]:
+        """Return log-uniform distributions between the ends of numeric sets, and the listed values of other sets."""
+        found = self.listed_values()
+        for name, (low, high) in self.ranges().items():
+            whole = all(type(value) is int for value in self.sets[name])
+            found[name] = (
+                IntDistribution(int(low), int(high), log=True) if whole else FloatDistribution(low, high, log=True)
+            )
+        return found
+
+    def propose(self, rdb: Any, study: str, seed: int) -> tuple[int, Params]:
+        """Create a running trial with the next configuration that TPE proposes; returns both."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # constant_liar treats running trials as bad, so that workers do not all try the same region
+            sampler = optuna.samplers.TPESampler(n_startup_trials=_STARTUP, seed=seed, constant_liar=True)
+            trial = optuna.load_study(study_name=study, storage=rdb, sampler=sampler).ask(self.value_ranges())
+        # the listed value that Optuna stores in its own form, or a number between the ends of a set
+        listed = {name: {encode(value): value for value in values} for name, values in self.sets.items()}
+        return trial._trial_id, {name: listed[name].get(param, param) for name, param in trial.params.items()}
+
+
+def encode(value: Any) -> Any:
+    """Return a value for Optuna, which cannot store tuples such as betas."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def as_text(params: Params) -> str:
     """Return a text that is the same for equal configurations."""
-    return json.dumps(dict(configuration), sort_keys=True)
+    return json.dumps(dict(params), sort_keys=True)
 
 
 def space_of(

@@ -64,7 +64,7 @@ class Storage:
         self._errors = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError)
         self._timeout, self._note, self._cancelled = timeout, note, cancelled
         try:
-            self.rdb = self._retry(partial(_connect, address), min(timeout, _OPEN_TIMEOUT))
+            self.rdb = self._retry(partial(_connect, url), min(timeout, _OPEN_TIMEOUT))
         except (*self._errors, sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, ValueError, RuntimeError) as error:
             raise StorageError(f"{self.title} cannot be used: {self._message(error)}") from error
 
@@ -151,10 +151,9 @@ def _secrets(url: Any) -> set[str]:
     return {form for each in hidden - {""} for form in (each, quote(each, safe=""), quote_plus(each))}
 
 
-def _connect(address: str) -> Any:
+def _connect(url: Any) -> Any:
     import optuna
 
-    url = _url(address)
     # pre-ping: the server may have restarted since a pooled connection was opened
     settings: dict[str, Any] = {"pool_pre_ping": True}
     if url.get_backend_name() == "sqlite":

@@ -31,8 +31,7 @@ from aida_lab.runs.records import LOCK
 from aida_lab.search.findings import Measured, Row
 from aida_lab.search.liveness import TIMEOUT, Heartbeat, is_dead, this_worker
 from aida_lab.search.plan import Plan
-from aida_lab.search.sampling import encode, propose
-from aida_lab.search.space import Configuration, as_text
+from aida_lab.search.space import Params, as_text, encode
 from aida_lab.search.storage import Storage
 from aida_lab.spec import Metric, RunSpec
 
@@ -87,7 +86,7 @@ class Lease(NamedTuple):
     """The exclusive right of this worker to measure a configuration."""
 
     trial: int
-    configuration: Configuration
+    params: Params
 
 
 class Trials:
@@ -103,8 +102,8 @@ class Trials:
         name: str,
         about: Mapping[str, Any],
         distributions: Mapping[str, BaseDistribution],
-        make_spec: Callable[[Configuration], RunSpec],
-        listed: Sequence[Configuration] | None = None,
+        make_spec: Callable[[Params], RunSpec],
+        listed: Sequence[Params] | None = None,
     ) -> None:
         self._storage, self._heartbeat = studies.storage, studies.heartbeat
         self._study = studies.open(name, plan.metric, about)
@@ -113,20 +112,18 @@ class Trials:
         self._wanted = plan.trials if listed is None else len(listed)
         self._specs: dict[str, RunSpec] = {}
         self._seen: dict[str, Measured] = {}
-        #: Leases of this worker by run key.
-        self.leases: dict[str, Lease] = {}
-        #: Errors by configuration. This worker does not retry them.
-        self._failed: dict[str, str] = {}
+        self.leases: dict[str, Lease] = {}  #: leases of this worker by run key
+        self._failed: dict[str, str] = {}  #: Errors by configuration. This worker does not retry them.
 
-    def spec(self, configuration: Configuration) -> RunSpec:
-        text = as_text(configuration)
+    def spec(self, params: Params) -> RunSpec:
+        text = as_text(params)
         if text not in self._specs:
-            self._specs[text] = self._make_spec(configuration)
+            self._specs[text] = self._make_spec(params)
         return self._specs[text]
 
     def listed(self) -> list[RunSpec]:
         """The runs that are known in advance."""
-        return [self.spec(configuration) for configuration in self._listed or ()]
+        return [self.spec(params) for params in self._listed or ()]
 
     def measured(self) -> list[tuple[RunSpec, Measured]]:
         """Results that were known at the last call of :meth:`acquire`."""
@@ -134,14 +131,14 @@ class Trials:
 
     def acquire(self, out: Path, avoided: set[str]) -> RunSpec | None:
         """Lease the next run for this worker; None if there is none at the moment."""
-        choose: Callable[[list[Configuration]], Configuration] = operator.itemgetter(0)
+        choose: Callable[[list[Params]], Params] = operator.itemgetter(0)
         lease = None
         while lease is None and (free := self._free(out, avoided)):
             lease = self._lease(choose(free))
             choose = random.choice  # workers that start together would compete for the next one again
         if lease is None and (self._listed is not None or (lease := self._propose()) is None):
             return None
-        spec = self.spec(lease.configuration)
+        spec = self.spec(lease.params)
         self.leases[spec.key] = lease
         return spec
 
@@ -158,7 +155,7 @@ class Trials:
 
     def fail(self, run: str, error: str) -> None:
         """Record a failed run. Other workers may retry it; this one does not."""
-        self._failed[as_text(self.leases[run].configuration)] = error
+        self._failed[as_text(self.leases[run].params)] = error
         self.release(run, error)
 
     def report(self, run: str, epoch: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
@@ -178,8 +175,8 @@ class Trials:
         trials = self._read()
         taken, measured = live(trials), measured_in(trials)
         found = []
-        for configuration in self._configurations(trials):
-            text, state, problem = as_text(configuration), "open", ""
+        for params in self._configurations(trials):
+            text, state, problem = as_text(params), "open", ""
             if text in measured:
                 state = measured[text].state
             elif text in taken:
@@ -189,7 +186,7 @@ class Trials:
                 problem = f"process {worker.get('process')} {'here' if here else 'on ' + str(worker.get('host'))}"
             elif text in self._failed:
                 state, problem = "failed", self._failed[text]
-            found.append(Row(configuration, self.spec(configuration), measured.get(text), state, problem))
+            found.append(Row(params, self.spec(params), measured.get(text), state, problem))
         return found
 
     def done(self, rows: Sequence[Row]) -> bool:
@@ -207,12 +204,12 @@ class Trials:
         trials = self._storage.rdb.get_all_trials(self._study, deepcopy=False)
         return sorted(trials, key=lambda trial: int(trial.number))
 
-    def _configurations(self, trials: Sequence[FrozenTrial]) -> list[Configuration]:
+    def _configurations(self, trials: Sequence[FrozenTrial]) -> list[Params]:
         if self._listed is not None:
             return list(self._listed)
         return [json.loads(text) for text in known(trials)[: self._wanted]]
 
-    def _free(self, out: Path, avoided: set[str]) -> list[Configuration]:
+    def _free(self, out: Path, avoided: set[str]) -> list[Params]:
         """Configurations without a lease that this worker may measure."""
         trials = self._reap_orphans()
         self._seen, taken = measured_in(trials), {*live(trials), *self._failed}
@@ -232,14 +229,14 @@ class Trials:
             self._end(trial, TrialState.FAIL, {ENDED: "its worker was not heard of any more"})
         return self._read() if orphans else trials
 
-    def _lease(self, configuration: Configuration) -> Lease | None:
+    def _lease(self, params: Params) -> Lease | None:
         """Lease a configuration; None if another worker was faster."""
         token = uuid.uuid4().hex
         template = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            params={name: encode(value) for name, value in configuration.items()},
+            params={name: encode(value) for name, value in params.items()},
             distributions=self._distributions,
-            user_attrs={**self._attributes(configuration), LEASE: token},
+            user_attrs={**self._attributes(params), LEASE: token},
         )
 
         def ours(trials: Sequence[FrozenTrial]) -> list[int]:
@@ -252,7 +249,7 @@ class Trials:
             return self._all()
 
         trials = self._storage.retry(create)
-        lease = Lease(min(ours(trials)), configuration)
+        lease = Lease(min(ours(trials)), params)
         self._heartbeat.add(lease.trial)
         return self._valid(lease, trials)
 
@@ -261,22 +258,22 @@ class Trials:
         while len(known(trials := self._read())) < self._wanted:
             # the seed differs per proposal and is the same when a search is repeated
             seed = self._plan.base.seed + len(trials)
-            lease = Lease(*self._storage.retry(propose, self._storage.rdb, self._name, self._plan.space, seed))
+            lease = Lease(*self._storage.retry(self._plan.space.propose, self._storage.rdb, self._name, seed))
             self._heartbeat.add(lease.trial)
             with suppress(UpdateFinishedTrialError):  # another worker took this one for dead
-                self._set(lease.trial, self._attributes(lease.configuration))
+                self._set(lease.trial, self._attributes(lease.params))
             if (valid := self._valid(lease, self._read())) is not None:
                 return valid
         return None
 
-    def _attributes(self, configuration: Configuration) -> dict[str, Any]:
+    def _attributes(self, params: Params) -> dict[str, Any]:
         """User attributes of a lease. The configuration comes last, because it makes the lease valid."""
-        run = self.spec(configuration).key
-        return {WORKER: dict(this_worker()), BEAT: 0, RUN: run, CONFIGURATION: dict(configuration)}
+        run = self.spec(params).key
+        return {WORKER: dict(this_worker()), BEAT: 0, RUN: run, CONFIGURATION: dict(params)}
 
     def _valid(self, lease: Lease, trials: Sequence[FrozenTrial]) -> Lease | None:
         """The lease, or None after it was withdrawn: another one is older, or there are enough configurations."""
-        text = as_text(lease.configuration)
+        text = as_text(lease.params)
         first = live(trials).get(text)
         wanted = map(as_text, self._configurations(trials))
         if first is not None and first._trial_id == lease.trial and text in wanted:

@@ -55,11 +55,7 @@ def cut(padded: Tensor, size: int, crops: Crops) -> Tensor:
 class Classifier(Task):
     """The loss and the accuracy of a model that reads normalised images.
 
-    Args:
-        context: the run's spec and device.
-        model: the network.
-        mean, std: of a channel, for pixels between 0 and 1.
-        white: the uint8 pixel that means 1.
+    ``mean`` and ``std`` are those of a channel, for pixels between 0 and 1; ``white`` is the uint8 pixel that means 1.
     """
 
     def __init__(

@@ -54,11 +54,8 @@ def segments(words: int, generator: torch.Generator) -> list[Segment]:
 class LanguageTask(Task):
     """An AWD-LSTM over columns of text.
 
-    Args:
-        context: the run's spec and device.
-        model: the network.
-        train: word ids of the training text.
-        measured: metric name -> columns of text, ``(length, batch)``, for each reported perplexity.
+    ``train`` are the word ids of the training text, ``measured`` the columns of text, ``(length, batch)``, for each
+    reported perplexity by its name.
     """
 
     def __init__(self, context: TaskContext, model: AwdLstm, train: Tensor, measured: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from aida_lab import distributed
-from aida_lab.data.pysource import Source
+from aida_lab.data.pysource import TokenSplits
 from aida_lab.models.gpt import GPT
 from aida_lab.sharding import my_rows
 from aida_lab.task import Task, TaskContext, backward_and_step, stream
@@ -23,16 +23,9 @@ CLIP = 1.0
 
 
 class NextTokenTask(Task):
-    """Trains a GPT and measures the mean loss per token of the validation text.
+    """Trains a GPT, ``steps`` steps per epoch, and measures the mean loss per token of the validation text."""
 
-    Args:
-        context: the run's spec and device.
-        model: the network.
-        source: the tokens.
-        steps: steps per epoch.
-    """
-
-    def __init__(self, context: TaskContext, model: GPT, source: Source, steps: int) -> None:
+    def __init__(self, context: TaskContext, model: GPT, source: TokenSplits, steps: int) -> None:
         super().__init__(context, model=model)
         self.model, self._steps = model, steps
         self._train, self._valid = (_windows(tokens, model.context) for tokens in (source.train, source.valid))

@@ -66,7 +66,7 @@ class Evaluation:
 
 def evaluate(run: Trajectory, horizons: Sequence[int]) -> list[Evaluation]:
     """Regret and bounds after each number of steps in ``horizons``."""
-    s, best = run.schedule, run.problem.minimiser
+    s, best = run.hyper, run.problem.minimiser
     t = np.arange(1, len(run) + 1, dtype=np.float64)
     eta, b = s.eta_at(t), s.beta1_at(t)
     x = run.thetas - best
@@ -123,7 +123,7 @@ def _constants(run: Trajectory, T: int) -> Constants:
 
 def _printed_bound(run: Trajectory, T: int, k: Constants) -> Terms:
     """Theorem 1 as printed in the paper (Eq. 15)."""
-    s, d = run.schedule, run.thetas.shape[1]
+    s, d = run.hyper, run.thetas.shape[1]
     first = k.D**2 / (s.eta * (1 - s.beta1) * T) * float(np.sqrt(run.variances[0]).sum())
     third = k.D**2 * s.beta1 * k.G * d / ((1 - s.beta1) * (1 - s.lam) ** 2 * s.eta * T) if s.beta1 else 0.0
     return Terms(first, _gradient_term(run, T, k) / (1 - s.beta1), third)
@@ -136,14 +136,14 @@ def _gradient_term(run: Trajectory, T: int, k: Constants) -> float:
     m_t^2 <= sum_j beta1**(t-j) g_j^2 by Jensen. The sum over t gives one factor 1/(1 - beta1). The paper's
     lemma (from AdaBelief's appendix) has its square, which is valid but looser.
     """
-    s = run.schedule
+    s = run.hyper
     norms = float(np.sqrt((run.gradients[:T] ** 4).sum(axis=0)).sum())
     return float((1 + s.beta1) * s.eta * np.sqrt(1 + np.log(T)) / (2 * np.sqrt(k.c) * (1 - s.beta1) ** 2 * T) * norms)
 
 
 def _momentum_term(run: Trajectory, T: int, k: Constants) -> float:
     """The third term: sum_t lam**t * sqrt(t) <= 1/(1 - lam)^2, and sqrt(v) <= H."""
-    s = run.schedule
+    s = run.hyper
     if s.beta1 == 0:
         return 0.0
     if s.lam == 1:

@@ -17,7 +17,7 @@ from aida_lab.theory.problems import Array, Problem
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Hyperparameters:
     """The hyperparameters of Theorem 1."""
 
     eta: float
@@ -35,16 +35,8 @@ class Schedule:
         return self.beta1 * self.lam**steps
 
 
-@dataclass(frozen=True)
-class Method:
-    """Aida with a number of projections. 0 is AdaBelief (without its outer eps, as in Eq. 5)."""
-
-    name: str
-    projections: int
-
-
-ADABELIEF = Method("AdaBelief", 0)
-AIDA = Method("Aida", 2)
+#: The methods by their number of projections. AdaBelief is without its outer eps, as in Eq. 5.
+ADABELIEF, AIDA = 0, 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Trajectory:
     """The record of a run. The first axis is time: row t - 1 of an array is the paper's index t."""
 
     problem: Problem
-    schedule: Schedule
+    hyper: Hyperparameters
     thetas: Array  #: (T + 1, d): theta_0 ... theta_T
     gradients: Array  #: (T, d): g_1 ... g_T
     momenta: Array  #: (T, d): m_1 ... m_T
@@ -64,8 +56,8 @@ class Trajectory:
 
 def descend(
     problem: Problem,
-    method: Method,
-    schedule: Schedule,
+    projections: int,
+    hyper: Hyperparameters,
     steps: int,
     *,
     monotone: bool = False,
@@ -87,25 +79,25 @@ def descend(
     for t in range(1, steps + 1):
         picked = None if batch is None else rows.integers(0, len(problem.features), batch)  # type: ignore[union-attr]
         g = problem.gradient(theta, picked)
-        beta1 = schedule.beta1_at(t)
+        beta1 = hyper.beta1_at(t)
         m = beta1 * m + (1 - beta1) * g
         kept = v
-        residual = _residual(m, g, problem, method, schedule)
-        v = schedule.beta2 * v + (1 - schedule.beta2) * residual**2 + schedule.eps
+        residual = _residual(m, g, problem, projections, hyper)
+        v = hyper.beta2 * v + (1 - hyper.beta2) * residual**2 + hyper.eps
         if monotone:
             v = np.maximum(v, kept)
-        eta = schedule.eta_at(t)
+        eta = hyper.eta_at(t)
         if bias_corrected:
-            eta *= np.sqrt(1 - schedule.beta2**t) / (1 - schedule.beta1**t)
+            eta *= np.sqrt(1 - hyper.beta2**t) / (1 - hyper.beta1**t)
         theta = theta - eta * m / np.sqrt(v)
         thetas[t], gradients[t - 1], momenta[t - 1], variances[t - 1] = theta, g, m, v
-    return Trajectory(problem, schedule, thetas, gradients, momenta, variances)
+    return Trajectory(problem, hyper, thetas, gradients, momenta, variances)
 
 
-def _residual(m: Array, g: Array, problem: Problem, method: Method, schedule: Schedule) -> Array:
+def _residual(m: Array, g: Array, problem: Problem, projections: int, hyper: Hyperparameters) -> Array:
     residual = np.empty_like(m)
     for layer in problem.layers:
         products = float(m[layer] @ g[layer]), float(m[layer] @ m[layer]), float(g[layer] @ g[layer])
-        a, b = residual_coefficients(*products, method.projections, schedule.xi)
+        a, b = residual_coefficients(*products, projections, hyper.xi)
         residual[layer] = a * m[layer] + b * g[layer]
     return residual

@@ -12,12 +12,9 @@ from the first step on, by the same value in every layer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.floating[Any]]
+from aida_lab.theory.problems import Array
 
 
 def stepsize(corrected_belief: Array, beta2: float, eps: float) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from aida.stepsizes.drawing import COLOURS, GREY, new_figure, save, styled
 from aida_lab.theory import epsilon
-from aida_lab.theory.study import SCHEDULE, Regret, Study
+from aida_lab.theory.study import HYPERPARAMETERS, Regret, Study
 
 METHOD_COLOURS = {"Aida": COLOURS[0], "AdaBelief": COLOURS[1]}
 
@@ -85,7 +85,7 @@ def _draw_refutation(axis: Any, study: Study) -> None:
 
 
 def _draw_epsilon(axis: Any) -> None:
-    beta2, eps = SCHEDULE.beta2, SCHEDULE.eps
+    beta2, eps = HYPERPARAMETERS.beta2, HYPERPARAMETERS.eps
     belief = np.geomspace(1e-9, 1e-1, 300)
     axis.plot(
         belief, epsilon.outer_stepsize(belief, eps), color=COLOURS[3], lw=1.4, label="eps outside only (AdaBelief*)"

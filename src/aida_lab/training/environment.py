@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache, reduce
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,28 +80,19 @@ def describe(device: torch.device, path: str, at_once: int = 1) -> dict[str, Any
     }
 
 
-#: What may change a run's numbers if it differs when the run is resumed; with its path in a session.
-_COMPARED = {
-    "torch": ("versions", "torch"),
-    "code": ("git",),
-    "device": ("device",),
-    "processes": ("processes",),
-    "threads": ("threads",),
-}
-
-
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs between two sessions of a run, as (before, now). What the first did not record is not compared."""
-    found = {}
-    for name, place in _COMPARED.items():
-        old, new = reduce(_part, place, before), reduce(_part, place, now)
-        if old is not None and old != new and (name != "threads" or now["device_type"] == "cpu"):
-            found[name] = (old, new)
-    return found
+    old, new = _compared(before), _compared(now)
+    if now["device_type"] != "cpu":
+        del old["threads"]
+    return {name: (value, new[name]) for name, value in old.items() if value is not None and value != new[name]}
 
 
-def _part(session: Any, name: str) -> Any:
-    return session.get(name) if isinstance(session, Mapping) else None
+def _compared(session: Mapping[str, Any]) -> dict[str, Any]:
+    """What may change a run's numbers if it differs when the run is resumed."""
+    versions, others = session.get("versions"), ("device", "processes", "threads")
+    torch_version = versions.get("torch") if isinstance(versions, Mapping) else None
+    return {"torch": torch_version, "code": session.get("git"), **{name: session.get(name) for name in others}}
 
 
 def provenance(spec: RunSpec, data_root: Path | None) -> dict[str, Any]:
@@ -114,7 +105,7 @@ def provenance(spec: RunSpec, data_root: Path | None) -> dict[str, Any]:
 
 
 def changed_since(spec: RunSpec, sessions: Sequence[Mapping[str, Any]], data_root: Path | None) -> str:
-    """What is another than in a run's last session, in words; empty if nothing is, or if the session does not say."""
+    """Which data or code changed since a run's last session, in words; empty if none did, or if it is not recorded."""
     before = _named(spec, sessions[-1]) if sessions else {}
     if not before:
         return ""
@@ -124,7 +115,7 @@ def changed_since(spec: RunSpec, sessions: Sequence[Mapping[str, Any]], data_roo
 
 
 def _named(spec: RunSpec, session: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, what is known of it."""
+    """The checksums in a session, by the name of the data set or of the optimizer."""
     data = session.get("data")
     found = {**(data if isinstance(data, dict) else {}), spec.optimizer: session.get("source")}
     return {name: value for name, value in found.items() if value is not None}

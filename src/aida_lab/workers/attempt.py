@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from aida_lab.events import Event, Listener, Pruned
-from aida_lab.progress.tensorboard_log import TensorboardLog
 from aida_lab.runs.files import StoreError
 from aida_lab.runs.lock import RunBusyError, RunLostError
 from aida_lab.runs.store import RunFolder
@@ -37,8 +38,7 @@ class Outcome:
 
     key: str
     state: OutcomeState
-    #: One line; empty if the run is done.
-    error: str = ""
+    error: str = ""  #: one line; empty if the run is done
 
     @property
     def done(self) -> bool:
@@ -48,7 +48,7 @@ class Outcome:
 
 def attempt(spec: RunSpec, out: Path, options: Options, listen: Listener, runner: Runner) -> Outcome:
     """Train or resume a run. Raises only KeyboardInterrupt, on a second Ctrl-C."""
-    forward = _Forwarder(spec, listen, TensorboardLog(out / spec.key / "tensorboard") if options.tensorboard else None)
+    forward = _Forwarder(spec, listen, out / spec.key / "tensorboard" if options.tensorboard else None)
     try:
         with _warnings_as_notes(forward):
             result = runner(spec, out, options, forward)
@@ -90,8 +90,7 @@ def _in_one_line(error: BaseException) -> str:
 
 def gpu_is_usable() -> bool:
     """Whether this process can still use its GPU. After some errors, CUDA fails until the process ends."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()
@@ -101,12 +100,16 @@ def gpu_is_usable() -> bool:
 
 
 class _Forwarder:
-    """Forwards the events of a run, limits the rate of "step" events and keeps the last event."""
+    """Forwards the events of a run, limits the rate of "step" events, keeps the last event, and writes for TensorBoard.
 
-    def __init__(self, spec: RunSpec, listen: Listener, log: TensorboardLog | None) -> None:
-        self._listen, self._log = listen, log
+    Every number of an epoch becomes a scalar, such as ``epoch/loss``, at its step, in the folder ``board`` if given.
+    """
+
+    def __init__(self, spec: RunSpec, listen: Listener, board: Path | None) -> None:
+        self._listen, self._board = listen, board
         self._last = Event("note", spec.key, epochs=spec.epochs)
         self._last_step = 0.0
+        self._writer: Any = None
         self.skipped = False
 
     def __call__(self, event: Event) -> None:
@@ -117,9 +120,20 @@ class _Forwarder:
             self._last_step = now
         self._last = event
         self.skipped |= event.kind == "skipped"
-        if self._log is not None:
-            self._log(event)
+        if self._board is not None and event.kind == "epoch":
+            self._write(self._board, event.row)
         self._listen(event)
+
+    def _write(self, board: Path, row: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # a killed run repeats the epochs after its last checkpoint: TensorBoard discards the first ones
+            self._writer = SummaryWriter(str(board), purge_step=row["step"])  # type: ignore[no-untyped-call]
+        for name, value in row.items():
+            if name not in ("epoch", "step") and value is not None:
+                self._writer.add_scalar(f"epoch/{name}", value, row["step"])
+        self._writer.flush()
 
     def emit(self, kind: Any, text: str = "") -> None:
         """Send an event with the run's current epoch."""
@@ -127,8 +141,8 @@ class _Forwarder:
         self._listen(Event(kind, last.run, last.epoch, last.epochs, last.share, text=text))
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 @contextmanager
@@ -155,7 +169,6 @@ def _clean_up() -> None:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
-    torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # the GPU is not usable
             torch.cuda.empty_cache()

@@ -28,8 +28,8 @@ from aida_lab.training.environment import changed_since
 from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, attempt, gpu_is_usable
 from aida_lab.workers.mps import Sharing, shared_gpu
-from aida_lab.workers.pool import WorkerConfig, WorkerPool
-from aida_lab.workers.worker import SAVE_TIMEOUT
+from aida_lab.workers.pool import WorkerPool
+from aida_lab.workers.worker import SAVE_TIMEOUT, WorkerConfig
 
 #: Seconds between two polls of the workers or of locked run folders.
 _POLL = 0.2
@@ -44,10 +44,8 @@ class Jobs:
 
     out: Path
     options: Options
-    #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
-    jobs: int = 1
-    #: Function that trains a run, as ``module:function``.
-    runner: str = "aida_lab.training.run:run"
+    jobs: int = 1  #: Number of runs at once. A value of 1 trains in this process; larger values start worker processes.
+    runner: str = "aida_lab.training.run:run"  #: function that trains a run, as ``module:function``
 
     def work(self, specs: Iterable[RunSpec], listen: Listener, stop: Stop) -> Iterator[Outcome]:
         """Train the runs and yield the outcome of each when it ends.

@@ -38,12 +38,9 @@ sys.exit(int(cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
 class Sharing:
     """How processes share the GPU."""
 
-    #: One line for the user: whether MPS is used, or why not.
-    report: str
-    #: Environment variables to set in each process.
-    environment: Mapping[str, str] = field(default_factory=dict)
-    #: File descriptors that each process inherits. The daemon runs as long as one is open.
-    fds: tuple[int, ...] = ()
+    report: str  #: one line for the user: whether MPS is used, or why not
+    environment: Mapping[str, str] = field(default_factory=dict)  #: environment variables to set in each process
+    fds: tuple[int, ...] = ()  #: File descriptors that each process inherits. The daemon runs as long as one is open.
 
 
 @contextmanager

@@ -6,19 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from aida_lab.events import Event, Listener, Pruned
 from aida_lab.spec import RunSpec
-from aida_lab.training.options import Options
 from aida_lab.workers.attempt import Outcome, record_failure
+from aida_lab.workers.worker import Prune, WorkerConfig
 
 #: Not ``-m``, which puts the working directory first on the module path. ``-P`` needs Python 3.11.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.workers.worker import main; main({})"
@@ -27,28 +25,12 @@ _START = "import sys; sys.path[:] = filter(None, sys.path); from aida_lab.worker
 _TAIL = 50
 
 
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What all workers of a pool have in common."""
-
-    out: Path
-    options: Options
-    #: Function that trains a run, as ``module:function``.
-    runner: str
-    #: Folder for the output of the workers.
-    logs: Path
-    environment: Mapping[str, str]
-    #: File descriptors that each worker inherits.
-    fds: tuple[int, ...] = ()
-
-
 class Worker:
     """One worker process, seen from the pool. If its connection is closed, it saves its run and exits."""
 
     def __init__(self, config: WorkerConfig, number: int) -> None:
         self.run: RunSpec | None = None
-        #: Whether the worker has closed its end of the connection.
-        self.closed = False
+        self.closed = False  #: whether the worker has closed its end of the connection
         self._log = config.logs / f"worker-{number}.log"
         self._log_start = 0
         self.connection, theirs = Pipe()
@@ -62,14 +44,14 @@ class Worker:
                 pass_fds=(theirs.fileno(), *config.fds),
                 start_new_session=True,  # Ctrl-C reaches only the pool, which asks the worker to save
             )
-        self.send(config.out, config.options, config.runner)
+        self.send(config)
 
     def train(self, spec: RunSpec) -> None:
         self.run = spec
         self._log_start = self._log.stat().st_size
-        self.send("train", spec.to_json())
+        self.send(spec)
 
-    def send(self, *message: Any) -> None:
+    def send(self, message: Any) -> None:
         with suppress(OSError):  # the worker died: the pool reaps it later
             self.connection.send(message)
 
@@ -141,7 +123,7 @@ class WorkerPool:
         if not self._stopping:
             self._stopping = True
             for worker in self._workers:
-                worker.send("stop", "")
+                worker.send(None)
 
     def close(self, timeout: float) -> None:
         """Give the workers ``timeout`` seconds to save their runs and exit, then kill them."""
@@ -171,7 +153,7 @@ class WorkerPool:
                 try:
                     listen(message)
                 except Pruned:
-                    worker.send("prune", message.run)
+                    worker.send(Prune(message.run))
                 continue
             outcome, usable = message
             worker.run = None

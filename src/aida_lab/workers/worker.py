@@ -10,13 +10,14 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from aida_lab.events import Event, Pruned
 from aida_lab.spec import RunSpec
@@ -28,10 +29,28 @@ from aida_lab.workers.attempt import attempt, gpu_is_usable
 SAVE_TIMEOUT = 120.0
 
 
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What all workers of a pool have in common."""
+
+    out: Path
+    options: Options
+    runner: str  #: function that trains a run, as ``module:function``
+    logs: Path  #: folder for the output of the workers
+    environment: Mapping[str, str]
+    fds: tuple[int, ...] = ()  #: file descriptors that each worker inherits
+
+
+class Prune(NamedTuple):
+    """The message that ends a run early."""
+
+    run: str
+
+
 class Inbox:
     """Receives messages in a thread, so that a request to stop or to prune arrives during training.
 
-    Messages: ``("train", content of a spec)``, ``("prune", key of a run)`` and ``("stop", "")``.
+    Messages: a :class:`RunSpec` to train, a :class:`Prune`, or None to save the current run and exit.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -49,11 +68,11 @@ class Inbox:
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                kind, content = self._connection.recv()
-                if kind == "train":
-                    self._waiting.put(RunSpec.from_json(content))
-                elif kind == "prune":
-                    self.pruned.add(content)
+                message: RunSpec | Prune | None = self._connection.recv()
+                if isinstance(message, RunSpec):
+                    self._waiting.put(message)
+                elif isinstance(message, Prune):
+                    self.pruned.add(message.run)
                 else:
                     self._stop()
         self._stop()
@@ -69,10 +88,8 @@ def main(descriptor: int) -> None:
     """Train the requested runs until the pool closes the connection with this file descriptor."""
     faulthandler.enable()  # a crash in C code writes the Python stack to the log
     connection: Connection[Any, Any] = Connection(descriptor)
-    out: Path
-    options: Options
-    out, options, runner = connection.recv()
-    train = resolve_name(runner)
+    config: WorkerConfig = connection.recv()
+    train = resolve_name(config.runner)
 
     def send(message: Any) -> None:
         with suppress(OSError):  # the pool is gone, which stops this process
@@ -87,7 +104,7 @@ def main(descriptor: int) -> None:
 
     with inbox.stop:
         for spec in inbox:
-            outcome = attempt(spec, out, options, forward, train)
+            outcome = attempt(spec, config.out, config.options, forward, train)
             usable = gpu_is_usable()
             send((outcome, usable))
             if not usable:
