@@ -22,7 +22,8 @@ import aida
 ROOT = Path(__file__).resolve().parents[1]
 #: The parts of the contents. A page that does not exist is left out; a page that is in no part is a warning.
 CONTENTS = {
-    "Use": "docs/notebooks/first_steps docs/choosing docs/scaling docs/memory docs/integrations docs/performance",
+    "Use": "README docs/notebooks/first_steps docs/choosing docs/scaling docs/memory docs/integrations "
+    "docs/performance",
     "Look inside": "docs/stepsizes docs/notebooks/stepsizes",
     "Compare": "docs/lab docs/comparing docs/reproduce",
     "Understand": "docs/algorithm docs/numerics docs/theory",
@@ -100,6 +101,7 @@ def _add_directives(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == root_doc:
         for caption, pages in CONTENTS.items():
             found = [page for page in pages.split() if page in app.env.found_docs]
+            found = ["Install, and the swap <self>" if page == root_doc else page for page in found]
             source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", *found, "```", ""])
     if docname == "docs/api":
         for library in INTEGRATIONS:
