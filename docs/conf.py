@@ -15,13 +15,15 @@ from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.util import inspect
 
 import aida
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The parts of the contents. A page that does not exist is left out; a page that is in no part is a warning.
 CONTENTS = {
-    "Use": "docs/notebooks/first_steps docs/choosing docs/scaling docs/memory docs/integrations docs/performance",
+    "Use": "README docs/notebooks/first_steps docs/choosing docs/scaling docs/memory docs/integrations "
+    "docs/performance",
     "Look inside": "docs/stepsizes docs/notebooks/stepsizes",
     "Compare": "docs/lab docs/comparing docs/reproduce",
     "Understand": "docs/algorithm docs/numerics docs/theory",
@@ -37,12 +39,14 @@ exclude_patterns = [".*", "build", "docs/report"]
 myst_heading_anchors = 4  # the anchors that GitHub gives headings
 highlight_language = "none"  # of code blocks that name no language
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings have them
+autodoc_preserve_defaults = True  # as in the source: 1e-3, not 0.001
+maximum_signature_line_length = 100  # a longer signature has one line per argument
 autodoc_mock_imports = [*INTEGRATIONS, "jax"]  # a module of aida.integrations has the name of its library
 add_module_names = False
 smartquotes_action = "D"  # dashes only
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # Furo's own underlines imports, which look like links
 html_title = f"Aida {release}"
 html_static_path, html_css_files = ["site.css"], ["site.css"]
 html_copy_source = html_show_sourcelink = html_show_copyright = False
@@ -78,11 +82,26 @@ def _read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
     lines[:] = GoogleDocstring(text, Config(), what="function").lines()
 
 
+def _read_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A class whose base is mocked has its own signature, not the mock's."""
+    if what == "class" and signature == "(*args: Any, **kwargs: Any)":
+        own = vars(obj).get("__init__")
+        signature = ""
+        if own is not None:
+            read = inspect.signature(own, bound_method=True)
+            signature = inspect.stringify_signature(read, show_return_annotation=False, unqualified_typehints=True)
+    return signature, returns
+
+
 def _add_directives(app: Sphinx, docname: str, source: list[str]) -> None:
     """The contents for the first page, and the modules of aida.integrations for the API reference."""
+    source[0] = source[0].replace(" ± ", "\u202f±\u202f")  # a mean and its deviation stay on one line
     if docname == root_doc:
         for caption, pages in CONTENTS.items():
             found = [page for page in pages.split() if page in app.env.found_docs]
+            found = ["Install, and the swap <self>" if page == root_doc else page for page in found]
             source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", *found, "```", ""])
     if docname == "docs/api":
         for library in INTEGRATIONS:
@@ -91,7 +110,10 @@ def _add_directives(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def _link_files(app: Sphinx, doctree: nodes.document) -> None:
-    """Copy linked files to where the link leads; for a folder that is its index.html, if it has one."""
+    """Copy linked files to where the link leads; for a folder that is its index.html, if it has one.
+
+    The page of the reproduction shows the report below the link to it.
+    """
     page = Path(app.env.docname).parent
     for node in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
         target = ROOT / page / node["reftarget"]
@@ -108,6 +130,10 @@ def _link_files(app: Sphinx, doctree: nodes.document) -> None:
         else:
             shutil.copy(file, copy)
         address = node["reftarget"] + ("/index.html" if target.is_dir() else "")
+        if app.env.docname == "docs/reproduce" and target.name == "report":
+            frame = f'<iframe src="{address}" title="The interactive report" loading="lazy"></iframe>'
+            paragraph = node.parent
+            paragraph.parent.insert(paragraph.parent.index(paragraph) + 1, nodes.raw("", frame, format="html"))
         node.replace_self(nodes.reference("", "", *node.children, refuri=address))
 
 
@@ -125,6 +151,7 @@ def setup(app: Sphinx) -> None:
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", _read_docstring)
+    app.connect("autodoc-process-signature", _read_signature)
     app.connect("source-read", _add_directives)
     app.connect("doctree-read", _link_files, priority=100)  # before Sphinx copies downloads to folders of its own
     app.connect("build-finished", _finish)

@@ -227,9 +227,14 @@ def test_the_answers_for_contributors_name_what_is_there(path: str, name: str) -
 
 def test_the_output_of_explain_in_the_documents_is_its_output() -> None:
     text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
-    (code,) = [block for block in blocks(text, "python") if "print(explain(" in block]
+    new, stepped = (block for block in blocks(text, "python") if "print(explain(" in block)
     names: dict[str, Any] = {}
-    exec(compile(code.replace("print(explain(optimizer))", ""), "choosing.md", "exec"), names)
-    (shown,) = [block for block in blocks(text, "") if block.startswith("Aida, group 0")]
+    printed = []
+    for code in (new, stepped):
+        exec(compile(code.replace("print(explain(optimizer))", ""), "choosing.md", "exec"), names)
+        printed.append(explain(names["optimizer"]))
+    shown, findings = (block for block in blocks(text, "") if "of the bound" in block or "its bound" in block)
     # the path depends on the machine: without a C compiler there is no fused kernel
-    assert explain(names["optimizer"]).splitlines()[:-1] == shown.splitlines()[:-1]
+    assert printed[0].splitlines()[:-1] == shown.splitlines()[:-1]
+    # digits of bf16 training depend on the machine too
+    assert re.sub(r"[\d.]+ ", "# ", findings) in re.sub(r"[\d.]+ ", "# ", printed[1])

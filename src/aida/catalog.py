@@ -64,7 +64,7 @@ class Entry:
         return self.optimizer(params, **{**self.defaults, **hyper})
 
 
-#: Modules whose optimizers wrap another one without being one of its class, with the attribute that holds it.
+# Modules whose optimizers wrap another one without being one of its class, with the attribute that holds it.
 WRAPPERS = {"accelerate.optimizer": "optimizer", "timm.optim.lookahead": "_base_optimizer"}
 
 AIDA_PAPER = Paper(

@@ -166,6 +166,11 @@ class Aida(Optimizer):
     # -- groups and checkpoints ------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, for example of layers that have been frozen so far.
+
+        Args:
+            param_group (dict): ``params``, and any arguments of the optimizer that differ from its own.
+        """
         if isinstance(param_group, dict):
             check_names(param_group, (*HYPER_KEYS, *LAYER_KEYS, *STORAGE_KEYS, *FLAG_KEYS), "Aida")
         super().add_param_group(param_group)

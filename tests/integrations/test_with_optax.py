@@ -101,22 +101,26 @@ def worst(params: list[Any], state: Any, layers: list[Watched]) -> Tolerance:
     return found
 
 
-def assert_exact(params: list[Any], state: Any, layers: list[Watched], allowed: Tolerance) -> None:
-    assert np.all(state.count == STEPS)
-    found = worst(params, state, layers)
+def assert_within(found: Tolerance, allowed: Tolerance) -> None:
     assert all(error <= limit for error, limit in zip(found, allowed, strict=True)), f"{found} exceeds {allowed}"
 
 
 # -- exact -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("projections", PROJECTIONS)
-def test_float64_is_algorithm_1(projections: int) -> None:
-    dtype = torch.float64
-    params, state = trained(aida(**HYPER, projections=projections), parameters(dtype), gradients(dtype))
-    layers = [transcript(shape, projections, dtype, STEPS) for shape in SHAPES]
-    assert_exact(params, state[0], layers, TOLERANCES[dtype])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_every_dtype_is_algorithm_1_within_the_tolerance_of_the_torch_paths(dtype: torch.dtype) -> None:
+    found = NOTHING
+    with jax.enable_x64(dtype == torch.float64):
+        for projections in PROJECTIONS if dtype == torch.float64 else (0, 2, 5):  # each is compiled: seconds
+            params, state = trained(aida(**HYPER, projections=projections), parameters(dtype), gradients(dtype))
+            layers = [transcript(shape, projections, dtype, STEPS) for shape in SHAPES]
+            found = Tolerance(*map(max, found, worst(params, state[0], layers)))
+            assert np.all(state[0].count == STEPS)
+            wide = "float64" if dtype == torch.float64 else "float32"
+            assert {leaf.dtype for leaf in (*state[0].mu, *state[0].nu)} == {jnp.dtype(wide)}
+    print(dtype, *(f"{error:.1e}" for error in found))  # for docs/integrations.md
+    assert_within(found, TOLERANCES[dtype])
 
 
 @pytest.mark.usefixtures("float64")
@@ -124,14 +128,7 @@ def test_float64_is_algorithm_1(projections: int) -> None:
 def test_options_are_changes_of_the_gradient_or_the_weights(option: str) -> None:
     dtype, values = torch.float64, {**HYPER, **OPTIONS[option]}
     params, state = trained(aida(**values), parameters(dtype), gradients(dtype))
-    assert_exact(params, state[0], transcribe_options(SHAPES, STEPS, values), TOLERANCES[dtype])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_without_float64_each_dtype_keeps_the_tolerance_of_the_torch_paths(dtype: torch.dtype) -> None:
-    params, state = trained(aida(**HYPER), parameters(dtype), gradients(dtype))
-    assert {leaf.dtype for leaf in (*state[0].mu, *state[0].nu)} == {jnp.dtype("float32")}
-    assert_exact(params, state[0], [transcript(shape, 2, dtype, STEPS) for shape in SHAPES], TOLERANCES[dtype])
+    assert_within(worst(params, state[0], transcribe_options(SHAPES, STEPS, values)), TOLERANCES[dtype])
 
 
 def test_names_and_defaults_are_those_of_the_torch_class() -> None:
@@ -257,13 +254,13 @@ def test_the_state_can_be_donated_and_gets_the_sharding_of_its_parameters() -> N
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("values", "all_reduces"), [({}, 1), ({"clip_norm": 0.05}, 2)], ids=["plain", "clipped"])
+@pytest.mark.parametrize(("values", "all_reduces", "devices"), [({}, 1, 2), ({}, 1, 4), ({"clip_norm": 0.05}, 2, 4)])
 def test_arrays_sharded_by_rows_end_like_whole_ones_with_one_all_reduce_for_all_leaves(
-    values: dict[str, Any], all_reduces: int
+    values: dict[str, Any], all_reduces: int, devices: int
 ) -> None:
     shapes, optimizer = ((8, 5), (12,)), aida(**HYPER, **values)
     params, grads = parameters(torch.float64, shapes), gradients(torch.float64, shapes)
-    mesh = jax.make_mesh((4,), ("rows",))
+    mesh = jax.make_mesh((devices,), ("rows",), devices=jax.devices()[:devices])
     rows, rows_of_each_step = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("rows",), (None, "rows")))
     parts, part_grads = jax.device_put(params, rows), jax.device_put(grads, rows_of_each_step)
     state = optimizer.init(parts)
@@ -274,7 +271,9 @@ def test_arrays_sharded_by_rows_end_like_whole_ones_with_one_all_reduce_for_all_
     assert re.findall(exchanges, program.as_text()) == ["all-reduce"] * all_reduces
     sharded = program(parts, state, part_grads)
     assert all(not leaf.sharding.is_fully_replicated for leaf in sharded[0])
-    assert gap(sharded, trained(optimizer, params, grads)) <= 1e-12
+    found = gap(sharded, trained(optimizer, params, grads))
+    print(f"{devices} devices {found:.1e}")  # for docs/integrations.md
+    assert found <= 1e-12
 
 
 # -- refusals and the documents ----------------------------------------------------------------------

@@ -42,7 +42,7 @@ class StepsizeProbe(AbstractContextManager["StepsizeProbe"]):
         optimizer (Optimizer): one of the catalog, or torch's Adam, AdamW, RAdam or NAdam. The wrappers of Lightning,
             accelerate and timm's Lookahead are accepted.
         named_parameters (iterable of (str, Tensor)): the layers to measure and their names. Parameters that the
-            optimizer does not have (yet) are left out (until then).
+            optimizer does not have are left out until it gets them.
         every (int, default: 100): measure after each step whose number is a multiple of this.
         sink (Callable, optional, default: None): called with one :class:`LayerStepsizes` per layer, then with one
             :class:`AcrossLayers`; :func:`aida.sink` makes one for files and experiment trackers.

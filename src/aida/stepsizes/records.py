@@ -22,7 +22,7 @@ class LayerStepsizes:
     std: float  #: over all elements, divided by their number
     min: float
     max: float
-    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 % (aida.stepsizes._histogram)
+    #: (level, value): the order statistic ``floor(level * (elements - 1))``, within 1.6 %
     quantiles: tuple[tuple[float, float], ...]
     bound: float | None  #: upper bound of the layer's stepsizes, if known
     at_bound: float | None  #: share of elements at 0.99 of the bound or above
