@@ -14,7 +14,7 @@ from aida.catalog import find
 EPS_DECIDES, SMALLER_EPS = "eps decides: the update is mostly that of the SGD above", "try a smaller eps"
 GRADIENTS_DECIDE, LARGER_EPS = "the gradients decide: eps bounds few stepsizes", "try a warm-up"
 BOTH_DECIDE = "eps and the gradients decide together"
-FLOAT32 = "try float32 parameters under autocast"
+FLOAT32 = "float32 parameters under autocast"
 
 
 def stepped(optimizer: torch.optim.Optimizer, *scales: float) -> str:

@@ -81,5 +81,6 @@ def _lost(layers: Sequence[LayerStepsizes], where: str) -> str:
     share = sum((layer.lost or 0.0) * layer.elements for layer in layers) / elements
     found = f"{100 * share:.3g} % of {elements:,} bf16 and fp16 elements{where}"
     said = "their last update is at most half a unit in the last place, and is rounded away"
-    tried = "try float32 parameters under autocast" if share >= _MANY else ""
+    ours = "stochastic_rounding=True, or " if layers[0].method.startswith("Aida") else ""
+    tried = f"try {ours}float32 parameters under autocast" if share >= _MANY else ""
     return _INDENT.join(filter(None, (found, said, tried)))
