@@ -106,7 +106,9 @@ def _wide_param(batch: Batch, p: Tensor, compensation: Tensor | None) -> Tensor:
 
 
 def _wide(moment: Tensor, scales: Tensor | None) -> Tensor:
-    """A float32 copy of a moment, in the same memory order."""
+    """A float32 copy of a moment, in the same memory order; the moment itself if it is float32."""
+    if moment.dtype == torch.float32:
+        return moment
     wide = torch.empty_like(moment, dtype=torch.float32)
     if scales is None:
         return wide.copy_(moment)
