@@ -62,6 +62,7 @@ struct kernels {
 #define TARGET
 #define LEVEL(x) x##_any
 #define WIDTH 16
+#define WIDEN(x) __builtin_convertvector(x, doubles_any)
 #if defined(__x86_64__)
 #define MULTIPLY(a, b) (wide_any) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
 #elif defined(__aarch64__)
@@ -73,27 +74,32 @@ struct kernels {
 #undef TARGET
 #undef LEVEL
 #undef WIDTH
+#undef WIDEN
 #undef MULTIPLY
 
 #if defined(__x86_64__)
 #define TARGET __attribute__((target("avx2,fma")))
 #define LEVEL(x) x##_avx2
 #define WIDTH 32
+#define WIDEN(x) (doubles_avx2) _mm256_cvtps_pd((__m128)(x))
 #define MULTIPLY(a, b) (wide_avx2) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #include "_cpu_storages.h"
 #undef TARGET
 #undef LEVEL
 #undef WIDTH
+#undef WIDEN
 #undef MULTIPLY
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 #define LEVEL(x) x##_avx512
 #define WIDTH 64
+#define WIDEN(x) (doubles_avx512) _mm512_cvtps_pd((__m256)(x))
 #define MULTIPLY(a, b) (wide_avx512) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #include "_cpu_storages.h"
 #undef TARGET
 #undef LEVEL
 #undef WIDTH
+#undef WIDEN
 #undef MULTIPLY
 #endif
 

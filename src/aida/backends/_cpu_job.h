@@ -13,7 +13,7 @@
 #define BLOCK 128
 
 /* Partial sums of such a block. */
-#define LANES 16
+#define LANES 32
 
 /* columns.POINTER_ROWS */
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_VAR, STEP, SKIPPED, ROWS };

@@ -5,12 +5,41 @@
  *   TARGET     the function attribute that selects it
  *   WIDTH      bytes of a vector register
  *   MULTIPLY   the products of the low halves of 64-bit integers in two registers
+ *   WIDEN      half a register of floats as doubles
  *
- * A chunk is worked through in blocks of 128 elements, which are read into floats on the stack, updated, and rounded.
- * So formats are branches per block. The compiler must not contract a * b + c, or each instruction set would round to
- * other codes.
+ * A chunk is worked through in blocks of 128 elements: read as floats, updated, rounded and stored. So formats are
+ * branches per block, not per element.
  */
 
+typedef uint64_t LEVEL(wide) __attribute__((vector_size(WIDTH)));
+typedef double LEVEL(doubles) __attribute__((vector_size(WIDTH)));
+typedef float LEVEL(floats) __attribute__((vector_size(WIDTH / 2)));
+
+/* Adds x * x, x * y and y * y to LANES sums each, so that all instruction sets add in the same order. */
+static __attribute__((noinline)) TARGET void LEVEL(add_dots)(double *xx, double *xy, double *yy, const float *x, const float *y)
+{
+    for (int lane = 0; lane < LANES; lane += WIDTH / 8) {
+        LEVEL(doubles) total_xx, total_xy, total_yy;
+        memcpy(&total_xx, xx + lane, WIDTH);
+        memcpy(&total_xy, xy + lane, WIDTH);
+        memcpy(&total_yy, yy + lane, WIDTH);
+        for (int i = lane; i < BLOCK; i += LANES) {
+            LEVEL(floats) a, b;
+            memcpy(&a, x + i, WIDTH / 2);
+            memcpy(&b, y + i, WIDTH / 2);
+            const LEVEL(doubles) c = WIDEN(a), d = WIDEN(b);
+            total_xx += c * c;
+            total_xy += c * d;
+            total_yy += d * d;
+        }
+        memcpy(xx + lane, &total_xx, WIDTH);
+        memcpy(xy + lane, &total_xy, WIDTH);
+        memcpy(yy + lane, &total_yy, WIDTH);
+    }
+}
+
+/* From here on the compiler must not contract a * b + c, or instruction sets would round to different codes. (Above,
+ * the products are exact in float64, so contraction changes no bit.) */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -18,28 +47,27 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-typedef uint64_t LEVEL(wide) __attribute__((vector_size(WIDTH)));
-typedef double LEVEL(doubles) __attribute__((vector_size(WIDTH)));
-typedef float LEVEL(floats) __attribute__((vector_size(WIDTH / 2)));
+/* -- a block in memory ---------------------------------------------------------------------------------------- */
 
-/* -- one block in memory -------------------------------------------------------------------------------------- */
-
-static TARGET void LEVEL(read)(float *restrict out, const void *stored, int64_t storage)
+/* 128 numbers as floats: in `out`, or where they are stored if they are floats. */
+static TARGET float *LEVEL(read)(float *restrict out, void *stored, int64_t storage)
 {
     const uint16_t *restrict halves = stored;
+    if (storage == FLOAT32)
+        return stored;
     if (storage == BFLOAT16) {
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
             out[i] = from_bfloat16(halves[i]);
-    } else if (storage == FLOAT16) {
+    } else {
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
             out[i] = from_float16(halves[i]);
-    } else {
-        memcpy(out, stored, BLOCK * sizeof *out);
     }
+    return out;
 }
 
+/* Store the nearest numbers. Floats are where they belong already. */
 static TARGET void LEVEL(write)(void *stored, const float *restrict x, int64_t storage)
 {
     uint16_t *restrict halves = stored;
@@ -51,14 +79,12 @@ static TARGET void LEVEL(write)(void *stored, const float *restrict x, int64_t s
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
             halves[i] = to_float16(x[i]);
-    } else {
-        memcpy(stored, x, BLOCK * sizeof *x);
     }
 }
 
-/* 16 of 32 random bits per element are used, from bit `shift` on. */
+/* Round by 16 of the 32 random bits per element, from bit `shift` on. */
 static TARGET void LEVEL(write_by)(void *stored, const float *restrict x, int64_t storage,
-                                                 const uint32_t *restrict words, int shift)
+                                   const uint32_t *restrict words, int shift)
 {
     uint16_t *restrict halves = stored;
     if (storage == BFLOAT16) {
@@ -80,15 +106,9 @@ static TARGET void LEVEL(read_fp8)(float *restrict out, const uint8_t *restrict 
         out[i] = from_fp8(codes[i]) * power;
 }
 
-static TARGET void LEVEL(write_fp8)(uint8_t *restrict codes, uint8_t *scale, const float *restrict x,
-                                                  const uint32_t *restrict words, int shift)
+static TARGET void LEVEL(write_fp8)(uint8_t *restrict codes, uint8_t *scale, const float *restrict x, int32_t largest,
+                                    const uint32_t *restrict words, int shift)
 {
-    int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int i = 0; i < BLOCK; i++) {
-        const int32_t magnitude = finite_magnitude(x[i]);
-        largest = magnitude > largest ? magnitude : largest;
-    }
     *scale = scale_of(largest);
     const float inverse = of_bits((uint32_t)(254 - *scale) << 23);
 #pragma omp simd
@@ -97,37 +117,35 @@ static TARGET void LEVEL(write_fp8)(uint8_t *restrict codes, uint8_t *scale, con
 }
 
 /* A moment as it is stored: of 8-bit state m, or the root of v. */
-static TARGET void LEVEL(read_state)(float *restrict out, const void *stored, const uint8_t *scale,
-                                                   int64_t state)
+static TARGET float *LEVEL(read_state)(float *out, void *stored, const uint8_t *scale, int64_t state)
 {
-    if (state == FP8_STATE)
-        LEVEL(read_fp8)(out, stored, *scale);
-    else
-        LEVEL(read)(out, stored, state == BFLOAT16_STATE ? BFLOAT16 : FLOAT32);
+    if (state != FP8_STATE)
+        return LEVEL(read)(out, stored, state == BFLOAT16_STATE ? BFLOAT16 : FLOAT32);
+    LEVEL(read_fp8)(out, stored, *scale);
+    return out;
 }
 
-static TARGET void LEVEL(write_state)(void *stored, uint8_t *scale, int64_t state,
-                                                    const float *restrict x, const uint32_t *restrict words, int shift)
+static TARGET void LEVEL(write_state)(void *stored, uint8_t *scale, int64_t state, const float *x, int32_t largest,
+                                      const uint32_t *words, int shift)
 {
     if (state == FP8_STATE)
-        LEVEL(write_fp8)(stored, scale, x, words, shift);
+        LEVEL(write_fp8)(stored, scale, x, largest, words, shift);
     else if (state == BFLOAT16_STATE)
         LEVEL(write_by)(stored, x, BFLOAT16, words, shift);
-    else
-        LEVEL(write)(stored, x, FLOAT32);
 }
 
-static TARGET void LEVEL(read_params)(float *restrict p, const struct stretch *at)
+static TARGET float *LEVEL(read_params)(float *restrict out, const struct stretch *at)
 {
     const struct job *job = at->job;
-    LEVEL(read)(p, at->param, job->storage);
+    float *p = LEVEL(read)(out, at->param, job->storage);
     if (job->rounding == KAHAN) {
         float rest[BLOCK] ALIGNED;
         LEVEL(read)(rest, at->compensation, job->storage);
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
-            p[i] += rest[i];
+            out[i] += rest[i];
     }
+    return p;
 }
 
 /* The nearest numbers, and what they leave. At a tie the old number stays, so that an update of zero changes nothing.
@@ -152,37 +170,35 @@ static TARGET void LEVEL(write_kahan)(const struct stretch *at, const float *res
 /* -- random bits ---------------------------------------------------------------------------------------------- */
 
 /* rounding.random_words of a block. */
-static TARGET void LEVEL(random_words)(uint32_t *restrict low, uint32_t *restrict high,
-                                                     const struct stretch *at)
+static TARGET void LEVEL(random_words)(uint32_t *restrict low, uint32_t *restrict high, const struct stretch *at)
 {
     const int64_t *stream = at->job->streams + STREAM * at->tensor;
-    for (int start = 0, stop; start < BLOCK; start = stop) { /* parts whose positions are adjacent */
-        const int64_t i = at->start + start;
-        const int64_t run = i < stream[RUN] ? 0 : i / stream[RUN], within = i - run * stream[RUN];
-        const int64_t left = stream[RUN] - within;
-        const uint64_t first = (uint64_t)(stream[FIRST] + run * stream[STRIDE] + within);
-        stop = left < BLOCK - start ? start + (int)left : BLOCK;
-#pragma omp simd
-        for (int k = start; k < stop; k++) {
-            low[k] = (uint32_t)(first + (uint64_t)(k - start));
-            high[k] = (uint32_t)((first + (uint64_t)(k - start)) >> 32);
-        }
-    }
+    const int adjacent = at->start + BLOCK <= stream[RUN];
+    if (!adjacent)
+        write_positions(low, high, stream, at->start);
     const uint32_t step = (uint32_t)(int64_t)(*counter_of(at->job, STEP, at->tensor) + 1);
-    uint32_t keys[ROUNDS];
+    const LEVEL(wide) zero = {0}, multiplier = zero + 0xd256d193u;
+    LEVEL(wide) even, keys[ROUNDS];
+    memcpy(&even, even_numbers, WIDTH);
     for (int round = 0; round < ROUNDS; round++)
-        keys[round] = (uint32_t)stream[SEED] + step * 0xbb67ae85u + (uint32_t)round * 0x9e3779b9u;
-    const LEVEL(wide) multiplier = (LEVEL(wide)){0} + 0xd256d193u;
+        keys[round] = zero + ((uint32_t)stream[SEED] + step * 0xbb67ae85u + (uint32_t)round * 0x9e3779b9u);
     for (int i = 0; i < BLOCK; i += WIDTH / 4) {
-        LEVEL(wide) x, y; /* the low halves of 64-bit integers count: first elements 0, 2, 4, ..., then the others */
-        memcpy(&x, low + i, WIDTH);
-        memcpy(&y, high + i, WIDTH);
-        LEVEL(wide) x2 = x >> 32, y2 = y >> 32;
+        LEVEL(wide) x, y, x2, y2; /* of elements 0, 2, 4, ... and of the others; the low halves of the integers count */
+        if (adjacent) {
+            x = even + (uint64_t)(stream[FIRST] + at->start + i);
+            x2 = x + 1;
+            y = x >> 32;
+            y2 = x2 >> 32;
+        } else {
+            memcpy(&x, low + i, WIDTH);
+            memcpy(&y, high + i, WIDTH);
+            x2 = x >> 32;
+            y2 = y >> 32;
+        }
         for (int round = 0; round < ROUNDS; round++) {
-            const LEVEL(wide) key = (LEVEL(wide)){0} + keys[round];
             const LEVEL(wide) product = MULTIPLY(x, multiplier), product2 = MULTIPLY(x2, multiplier);
-            x = y ^ key ^ product >> 32;
-            x2 = y2 ^ key ^ product2 >> 32;
+            x = y ^ keys[round] ^ product >> 32;
+            x2 = y2 ^ keys[round] ^ product2 >> 32;
             y = product;
             y2 = product2;
         }
@@ -195,112 +211,107 @@ static TARGET void LEVEL(random_words)(uint32_t *restrict low, uint32_t *restric
 
 /* -- a block's part of the two phases ------------------------------------------------------------------------- */
 
-/* Adds x * y to LANES sums, each of every LANES-th element, so that all instruction sets add in the same order. */
-static inline INLINE TARGET void LEVEL(add_dots)(double *restrict sums, const float *restrict x,
-                                                 const float *restrict y)
+/* Adds to sums[SUMS][LANES]. */
+static TARGET void LEVEL(add_products)(const struct stretch *at, const struct coefficients *c, double (*sums)[LANES],
+                                       int clips)
 {
-    LEVEL(doubles) total[LANES * 8 / WIDTH];
-    memcpy(total, sums, sizeof total);
-    for (int i = 0; i < BLOCK; i += LANES) {
-        for (int k = 0; k < LANES * 8 / WIDTH; k++) {
-            LEVEL(floats) a, b;
-            memcpy(&a, x + i + k * WIDTH / 8, sizeof a);
-            memcpy(&b, y + i + k * WIDTH / 8, sizeof b);
-            total[k] += __builtin_convertvector(a, LEVEL(doubles)) * __builtin_convertvector(b, LEVEL(doubles));
-        }
-    }
-    memcpy(sums, total, sizeof total);
-}
-
-static TARGET void LEVEL(add_products)(const struct stretch *at, const struct coefficients *c,
-                                                     double (*restrict sums)[LANES], int clips)
-{
-    float p[BLOCK] ALIGNED, g[BLOCK] ALIGNED, m[BLOCK] ALIGNED;
-    LEVEL(read)(g, at->grad, at->job->storage);
-    LEVEL(read_state)(m, at->exp_avg, at->exp_avg_scales, at->job->state);
-    if (c->l2 != 0)
-        LEVEL(read_params)(p, at);
-    if (!clips) {
-        const float scale = (float)c->scale, l2 = (float)c->l2;
+    float p_copy[BLOCK] ALIGNED, g_copy[BLOCK] ALIGNED, m_copy[BLOCK] ALIGNED, used[BLOCK] ALIGNED;
+    const float *p = c->l2 != 0 ? LEVEL(read_params)(p_copy, at) : p_copy;
+    const float *g = LEVEL(read)(g_copy, at->grad, at->job->storage);
+    const float *m = LEVEL(read_state)(m_copy, at->exp_avg, at->exp_avg_scales, at->job->state);
+    const float scale = (float)c->scale, l2 = (float)c->l2;
+    if (!clips && c->l2 != 0) {
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
-            g[i] *= scale;
-        if (c->l2 != 0) {
+            used[i] = scale * g[i] + l2 * p[i];
+        g = used;
+    } else if (!clips && scale != 1) {
 #pragma omp simd
-            for (int i = 0; i < BLOCK; i++)
-                g[i] += l2 * p[i];
-        }
+        for (int i = 0; i < BLOCK; i++)
+            used[i] = scale * g[i];
+        g = used;
     }
-    LEVEL(add_dots)(sums[MM], m, m);
-    LEVEL(add_dots)(sums[MG], m, g);
-    LEVEL(add_dots)(sums[GG], g, g);
+    LEVEL(add_dots)(sums[MM], sums[MG], sums[GG], m, g);
     if (clips && c->l2 != 0) {
-        LEVEL(add_dots)(sums[MP], m, p);
-        LEVEL(add_dots)(sums[GP], g, p);
-        LEVEL(add_dots)(sums[PP], p, p);
+        double known[2][LANES] ALIGNED = {{0}};
+        LEVEL(add_dots)(known[0], sums[MP], sums[PP], m, p);
+        LEVEL(add_dots)(known[0], sums[GP], known[1], g, p);
     }
 }
 
-/* From g, m and v the new m, v and p, and in g the root of v. */
-static inline INLINE TARGET void LEVEL(compute)(float *restrict p, float *restrict g, float *restrict m,
-                                                float *restrict v, const struct coefficients *c, int from_grad)
+/* New m, v and p, and the root of v. `largest` gets the largest magnitudes of m and of the root. */
+static inline INLINE TARGET void LEVEL(compute)(float *restrict p, const float *restrict grad, float *restrict m,
+                                                float *restrict v, float *restrict root, int32_t *restrict largest,
+                                                const struct coefficients *c, int with_l2, int from_grad)
 {
     const float scale = (float)c->scale, l2 = (float)c->l2, weight = (float)c->lerp_weight;
     const float a = (float)c->residual_m, b = (float)c->residual_g;
     const float beta2 = (float)c->beta2, rest2 = (float)(1 - c->beta2), eps = (float)c->eps;
     const float stepsize = (float)c->stepsize, decay = (float)c->scaled_decay;
-#pragma omp simd
-    for (int i = 0; i < BLOCK; i++)
-        g[i] *= scale;
-    if (c->l2 != 0) {
-#pragma omp simd
-        for (int i = 0; i < BLOCK; i++)
-            g[i] += l2 * p[i];
-    }
-#pragma omp simd
+    int32_t largest_m = 0, largest_root = 0;
+#pragma omp simd reduction(max : largest_m, largest_root)
     for (int i = 0; i < BLOCK; i++) {
+        float g = scale * grad[i];
+        if (with_l2)
+            g += l2 * p[i];
+
         /* moments */
-        m[i] = (from_grad ? g[i] : m[i]) + weight * (g[i] - m[i]);
+        m[i] = (from_grad ? g : m[i]) + weight * (g - m[i]);
 
         /* projections */
-        const float residual = a * m[i] + b * g[i];
+        const float residual = a * m[i] + b * g;
 
         /* variance */
         v[i] = beta2 * v[i] + rest2 * (residual * residual) + eps;
-        g[i] = __builtin_sqrtf(v[i]);
+        root[i] = __builtin_sqrtf(v[i]);
 
         /* parameters */
-        p[i] -= stepsize * (m[i] / g[i]) + decay * p[i];
+        p[i] -= stepsize * (m[i] / root[i]) + decay * p[i];
+
+        const int32_t of_m = magnitude_of(m[i]), of_root = magnitude_of(root[i]);
+        largest_m = of_m > largest_m ? of_m : largest_m;
+        largest_root = of_root > largest_root ? of_root : largest_root;
     }
+    largest[0] = largest_m;
+    largest[1] = largest_root;
 }
 
-/* `count` elements of the block exist. */
+/* Of the block's elements `count` exist. */
 static TARGET void LEVEL(update_block)(const struct stretch *at, const struct coefficients *c, int count)
 {
     const struct job *job = at->job;
-    float p[BLOCK] ALIGNED, g[BLOCK] ALIGNED, m[BLOCK] ALIGNED, v[BLOCK] ALIGNED;
+    float p_copy[BLOCK] ALIGNED, g_copy[BLOCK] ALIGNED, m_copy[BLOCK] ALIGNED, v_copy[BLOCK] ALIGNED;
+    float root[BLOCK] ALIGNED;
     uint32_t low[BLOCK] ALIGNED, high[BLOCK] ALIGNED;
+    int32_t largest[2];
 
-    LEVEL(read_params)(p, at);
-    LEVEL(read)(g, at->grad, job->storage);
-    LEVEL(read_state)(m, at->exp_avg, at->exp_avg_scales, job->state);
-    LEVEL(read_state)(v, at->exp_avg_var, at->exp_avg_var_scales, job->state);
+    float *p = LEVEL(read_params)(p_copy, at);
+    const float *g = LEVEL(read)(g_copy, at->grad, job->storage);
+    float *m = LEVEL(read_state)(m_copy, at->exp_avg, at->exp_avg_scales, job->state);
+    float *v = LEVEL(read_state)(v_copy, at->exp_avg_var, at->exp_avg_var_scales, job->state);
     if (job->state == FP8_STATE) {
 #pragma omp simd
         for (int i = 0; i < BLOCK; i++)
-            v[i] *= v[i];
+            v_copy[i] *= v_copy[i];
     }
-    if (c->lerp_from_grad)
-        LEVEL(compute)(p, g, m, v, c, 1);
+    if (c->lerp_from_grad && c->l2 != 0)
+        LEVEL(compute)(p, g, m, v, root, largest, c, 1, 1);
+    else if (c->lerp_from_grad)
+        LEVEL(compute)(p, g, m, v, root, largest, c, 0, 1);
+    else if (c->l2 != 0)
+        LEVEL(compute)(p, g, m, v, root, largest, c, 1, 0);
     else
-        LEVEL(compute)(p, g, m, v, c, 0);
-    for (int i = count; i < BLOCK; i++)
-        m[i] = g[i] = 0; /* elements that do not exist do not count for the scale */
+        LEVEL(compute)(p, g, m, v, root, largest, c, 0, 0);
+    if (count < BLOCK || largest[0] > LARGEST || largest[1] > LARGEST) {
+        largest[0] = largest_finite(m, count);
+        largest[1] = largest_finite(root, count);
+    }
 
     if (job->state != FLOAT32_STATE || job->rounding == STOCHASTIC)
         LEVEL(random_words)(low, high, at);
-    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, low, 0);
-    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, job->state == FP8_STATE ? g : v, low, 16);
+    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest[0], low, 0);
+    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, job->state == FP8_STATE ? root : v,
+                       largest[1], low, 16);
     if (job->rounding == STOCHASTIC)
         LEVEL(write_by)(at->param, p, job->storage, high, 0);
     else if (job->rounding == KAHAN)
@@ -336,6 +347,7 @@ static TARGET void LEVEL(update_low)(const struct stretch *at, const struct coef
     int64_t start = 0;
     for (; start + BLOCK <= at->count; start += BLOCK) {
         const struct stretch block = part_of(at, start, BLOCK);
+        prefetch(&block);
         LEVEL(update_block)(&block, c, BLOCK);
     }
     if (start < at->count) {

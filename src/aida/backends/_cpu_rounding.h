@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #define ROUNDS 7 /* of the random generator */
+#define AHEAD 4  /* blocks */
 
 static inline INLINE uint16_t to_bfloat16_by(float x, uint32_t bits)
 {
@@ -34,29 +35,69 @@ static inline INLINE float from_fp8(uint8_t code)
     return of_bits((uint32_t)(code & 0x80) << 24 | (magnitude == 0x7f ? 0x7fc00000 : finite));
 }
 
-/* The code of x * inverse, which is at most 448 if it is finite; `inverse` is that of the block's scale. */
+/* The code of x * inverse, which is at most 448 if it is finite; `inverse` is that of the block's scale. With 2**-6 added
+ * the digits of a subnormal number are where those of a normal one are. */
 static inline INLINE uint8_t to_fp8_by(float x, float inverse, uint32_t bits)
 {
     const float scaled = of_bits(bits_of(x) & 0x7fffffff) * inverse;
-    const int32_t magnitude = (int32_t)bits_of(scaled);
-    const int small = magnitude < 121 << 23; /* 2**-6 */
-    const uint32_t normal = (((uint32_t)magnitude + (bits << 4)) >> 20) - 960;
-    const uint32_t subnormal = ((uint32_t)(int32_t)((small ? scaled : 0) * 0x1p25f) + bits) >> 16;
-    const uint32_t finite = small ? subnormal : normal;
-    return (uint8_t)((bits_of(x) >> 24 & 0x80) | (magnitude >= 0x7f800000 ? 0x7f : finite));
+    const int32_t magnitude = (int32_t)bits_of(scaled), nan = 0x43f00000; /* 480 */
+    const int32_t normal = magnitude < nan ? magnitude : nan;
+    const int32_t subnormal = (int32_t)bits_of(scaled + 0x1p-6f) - (1 << 23);
+    const uint32_t digits = (uint32_t)(magnitude < 121 << 23 ? subnormal : normal);
+    return (uint8_t)((bits_of(x) >> 24 & 0x80) | (((digits + (bits << 4)) >> 20) - 960));
 }
 
-/* Bits of a float that count for the scale of its block; they are in the order of the magnitudes. */
-static inline INLINE int32_t finite_magnitude(float x)
+/* The bits of a magnitude, which are in the order of the numbers. */
+static inline INLINE int32_t magnitude_of(float x)
 {
-    const int32_t magnitude = (int32_t)(bits_of(x) & 0x7fffffff);
-    return magnitude < 0x7f800000 ? magnitude : 0;
+    return (int32_t)(bits_of(x) & 0x7fffffff);
+}
+
+#define LARGEST 0x7f7fffff /* the magnitude of the largest finite number */
+
+static int32_t largest_finite(const float *x, int count)
+{
+    int32_t largest = 0;
+    for (int i = 0; i < count; i++) {
+        const int32_t magnitude = magnitude_of(x[i]);
+        if (magnitude <= LARGEST && magnitude > largest)
+            largest = magnitude;
+    }
+    return largest;
 }
 
 /* The smallest power of two that fits the largest magnitude of a block, as its exponent plus 127. 448 is 1.75 * 2**8:
  * the addition carries into the exponent if the mantissa is above 1.75. */
-static inline INLINE uint8_t scale_of(int32_t largest)
+static uint8_t scale_of(int32_t largest)
 {
     const int32_t scale = ((largest + 0x1fffff) >> 23) - 8;
     return (uint8_t)(scale < 1 ? 1 : scale);
+}
+
+static const uint64_t even_numbers[8] = {0, 2, 4, 6, 8, 10, 12, 14};
+
+/* storage.Stream.positions of a block, as two halves. */
+static void write_positions(uint32_t *low, uint32_t *high, const int64_t *stream, int64_t start)
+{
+    for (int i = 0; i < BLOCK; i++) {
+        const int64_t run = (start + i) / stream[RUN], within = (start + i) % stream[RUN];
+        const uint64_t position = (uint64_t)(stream[FIRST] + run * stream[STRIDE] + within);
+        low[i] = (uint32_t)position;
+        high[i] = (uint32_t)(position >> 32);
+    }
+}
+
+/* Fetch what the blocks after this one read. The processor's own prefetching is too late: with it, updates of 8-bit
+ * state that is not in the cache take twice as long. */
+static inline INLINE void prefetch(const struct stretch *at)
+{
+    const int64_t param = BLOCK * bytes[at->job->storage].param, state = BLOCK * state_bytes(at->job);
+    for (int64_t byte = AHEAD * param; byte < (AHEAD + 1) * param; byte += 64) {
+        __builtin_prefetch((char *)at->param + byte, 1);
+        __builtin_prefetch((char *)at->grad + byte, 0);
+    }
+    for (int64_t byte = AHEAD * state; byte < (AHEAD + 1) * state; byte += 64) {
+        __builtin_prefetch((char *)at->exp_avg + byte, 1);
+        __builtin_prefetch((char *)at->exp_avg_var + byte, 1);
+    }
 }
