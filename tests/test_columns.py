@@ -6,6 +6,7 @@ import ctypes
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch.nn import Parameter
@@ -13,11 +14,13 @@ from torch.nn import Parameter
 import aida.backends
 from aida import Aida
 from aida._step.hyper import from_group
-from aida.backends import Batch
-from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, VALUE_COLUMNS
+from aida._step.storage import Precision, Rounding, Storage, Stream
+from aida.backends import Batch, Origin
+from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, SCALE_ROWS, VALUE_COLUMNS
 from aida.backends.cpu import STORAGE
 from aida.backends.library import Job
 from aida.backends.tables import value_rows
+from aida.rounding import BLOCK
 from aida.rule import CLIP_GUARD
 
 FOLDER = Path(aida.backends.__file__).parent
@@ -39,8 +42,12 @@ def upper(*names: str) -> list[str]:
 
 
 def test_c_numbers_rows_columns_and_dtypes_in_the_order_of_the_lists() -> None:
-    rows, values, storages = enums("_cpu_job.h")
-    assert rows == upper(*POINTER_ROWS)
+    rows, scales, values, storages, states, roundings, streams = enums("_cpu_job.h")
+    assert rows == upper(*POINTER_ROWS, "rows")
+    assert scales == upper(SCALE_ROWS[0], "rows", *SCALE_ROWS[1:], "scaled_rows")  # the first one is number ROWS
+    assert states == [f"{precision.upper()}_STATE" for precision in get_args(Precision)]
+    assert roundings == upper(*get_args(Rounding))
+    assert streams == upper(*Stream._fields, "stream")
     assert values == upper(*VALUE_COLUMNS, "columns")
     assert storages == upper(*(str(dtype).removeprefix("torch.") for dtype in STORAGE), "storages")
     assert list(STORAGE.values()) == list(range(len(STORAGE)))
@@ -96,6 +103,26 @@ def test_a_batch_lists_its_tensors_in_the_order_of_the_pointer_table() -> None:
     assert [batch.params, batch.grads, batch.exp_avgs, batch.exp_avg_vars, batch.steps, batch.skipped] == list(
         batch.tensor_lists()
     )
+
+
+def test_the_rows_of_scales_and_compensations_follow_if_the_storage_has_them() -> None:
+    compensation = "compensation"
+    for storage, added in (
+        (Storage(), ()),
+        (Storage("bfloat16", "stochastic"), ()),
+        (Storage("fp8"), SCALE_ROWS),
+        (Storage("bfloat16", "kahan"), (compensation,)),
+        (Storage("fp8", "kahan"), (*SCALE_ROWS, compensation)),
+    ):
+        always = [[torch.full((), float(row))] for row in range(len(POINTER_ROWS))]
+        more = [[torch.tensor(6.0 + i) if row in added else None] for i, row in enumerate((*SCALE_ROWS, compensation))]
+        batch = Batch(*always, *more, origins=[Origin(torch.zeros(()), storage=storage)])
+        found = [float(tensors[0]) for tensors in batch.tensor_lists()]
+        assert found == [*range(6), *(6.0 + (*SCALE_ROWS, compensation).index(row) for row in added)]
+
+
+def test_c_has_the_block_of_the_scales() -> None:
+    assert re.findall(r"#define BLOCK (\d+)", (FOLDER / "_cpu_job.h").read_text()) == [str(BLOCK)]
 
 
 def test_the_job_has_the_fields_of_the_c_struct_in_their_order() -> None:

@@ -14,12 +14,19 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64)))
 
 #include "_cpu_halves.h"
 #include "_cpu_job.h"
+#include "_cpu_rounding.h"
 #include "_cpu_rule.h"
 #include "_cpu_tensors.h"
 
@@ -54,33 +61,58 @@ struct kernels {
 
 #define TARGET
 #define LEVEL(x) x##_any
+#define WIDTH 16
+#define WIDEN(x) __builtin_convertvector(x, doubles_any)
+#if defined(__x86_64__)
+#define MULTIPLY(a, b) (wide_any) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
+#elif defined(__aarch64__)
+#define MULTIPLY(a, b) (wide_any) vmull_u32(vmovn_u64((uint64x2_t)(a)), vmovn_u64((uint64x2_t)(b)))
+#else
+#define MULTIPLY(a, b) ((a) & 0xffffffff) * (b)
+#endif
 #include "_cpu_storages.h"
 #undef TARGET
 #undef LEVEL
+#undef WIDTH
+#undef WIDEN
+#undef MULTIPLY
 
 #if defined(__x86_64__)
 #define TARGET __attribute__((target("avx2,fma")))
 #define LEVEL(x) x##_avx2
+#define WIDTH 32
+#define WIDEN(x) (doubles_avx2) _mm256_cvtps_pd((__m128)(x))
+#define MULTIPLY(a, b) (wide_avx2) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #include "_cpu_storages.h"
 #undef TARGET
 #undef LEVEL
+#undef WIDTH
+#undef WIDEN
+#undef MULTIPLY
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 #define LEVEL(x) x##_avx512
+#define WIDTH 64
+#define WIDEN(x) (doubles_avx512) _mm512_cvtps_pd((__m256)(x))
+#define MULTIPLY(a, b) (wide_avx512) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #include "_cpu_storages.h"
 #undef TARGET
 #undef LEVEL
+#undef WIDTH
+#undef WIDEN
+#undef MULTIPLY
 #endif
 
 static const struct kernels *kernels_of(const struct job *job)
 {
+    const int64_t kind = is_full(job) ? job->storage : LOW;
 #if defined(__x86_64__)
     if (job->level == 2)
-        return &kernels_avx512[job->storage];
+        return &kernels_avx512[kind];
     if (job->level == 1)
-        return &kernels_avx2[job->storage];
+        return &kernels_avx2[kind];
 #endif
-    return &kernels_any[job->storage];
+    return &kernels_any[kind];
 }
 
 /* -- scalars -------------------------------------------------------------------------------------------------- */

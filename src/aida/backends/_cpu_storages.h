@@ -1,4 +1,4 @@
-/* The kernels of one instruction set, for all storage types. _cpu.c defines TARGET and LEVEL. */
+/* The kernels of one instruction set, for all storage types. _cpu.c defines TARGET, LEVEL, WIDTH and MULTIPLY. */
 
 #define STORED double
 #define REAL double
@@ -49,11 +49,14 @@
 #undef REAL
 #undef ROOT
 
+#include "_cpu_low.h"
+
 #define KERNELS(storage) {LEVEL(gram_##storage), LEVEL(update_##storage)}
-static const struct kernels LEVEL(kernels)[STORAGES] = {
+static const struct kernels LEVEL(kernels)[STORAGES + 1] = {
     [FLOAT64] = KERNELS(float64),
     [FLOAT32] = KERNELS(float32),
     [BFLOAT16] = KERNELS(bfloat16),
     [FLOAT16] = KERNELS(float16),
+    [LOW] = KERNELS(low),
 };
 #undef KERNELS

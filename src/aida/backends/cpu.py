@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from aida._step.hyper import Hyper
+from aida._step.storage import Precision, Rounding
 from aida.backends import Batch
 from aida.backends.columns import PRODUCT_COLUMNS
 from aida.backends.library import Job, address_of, library
@@ -30,7 +31,7 @@ def available() -> bool:
 
 
 def fits(param: Tensor, grad: Tensor) -> bool:
-    """Whether the kernel can update this tensor."""
+    """Whether the kernel can update this tensor, in whatever precision its state is stored."""
     return param.dtype in STORAGE and grad.dtype == param.dtype and param.device.type == "cpu" and is_dense(param)
 
 
@@ -109,9 +110,12 @@ class Cpu:
         job = self._job
         job.tensors = tensors
         job.storage = STORAGE[batch.params[0].dtype]
+        job.state = get_args(Precision).index(batch.storage.state)
+        job.rounding = get_args(Rounding).index(batch.storage.rounding)
         job.elements = sum(sizes)
         self._set("sizes", sizes)
         self._set("first_chunk", first_chunk)
+        self._set("streams", array("q", chain.from_iterable(batch.streams())))
         self._set("partial", array("d", bytes(8 * products * chunks)))
         self._set("sums", array("d", bytes(8 * products * tensors)))
         self._set("finite", array("B", bytes(tensors)))

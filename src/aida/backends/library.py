@@ -22,9 +22,10 @@ class Job(ctypes.Structure):
     """A batch as the library reads it: ``struct job`` of ``_cpu_job.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tensors", "elements", "runs", "threads", "storage", "level")),
-        *((name, ctypes.c_void_p) for name in ("addresses", "sizes", "first_chunk", "first_tensor", "values")),
-        *((name, ctypes.c_void_p) for name in ("partial", "sums", "finite", "owner", "stage")),
+        *((name, ctypes.c_int64) for name in ("tensors", "elements", "runs", "threads")),
+        *((name, ctypes.c_int64) for name in ("storage", "state", "rounding", "level")),
+        *((name, ctypes.c_void_p) for name in ("addresses", "sizes", "first_chunk", "first_tensor", "streams")),
+        *((name, ctypes.c_void_p) for name in ("values", "partial", "sums", "finite", "owner", "stage")),
         *((name, ctypes.c_double) for name in ("grad_scale", "squared_norm")),
     ]
 
