@@ -48,6 +48,7 @@ struct coefficients {
     int lerp_from_grad;
     double residual_m, residual_g;
     double beta2, eps;
+    double eps_share; /* what eps has added to v, if v is stored without it; eps is 0 then */
     double stepsize;
     double scaled_decay; /* lr times decoupled weight decay */
 };
@@ -146,7 +147,9 @@ static void finish_coefficients(const struct job *job, int64_t tensor, const dou
                                          : rescaled_products(sums, 1, value[BETA1], 0);
     residual_coefficients(products, (int64_t)value[PROJECTIONS], value[XI], &c->residual_m, &c->residual_g);
     c->beta2 = value[BETA2];
-    c->eps = value[EPS];
+    const int without_eps = job->state == FP8_STATE;
+    c->eps = without_eps ? 0 : value[EPS];
+    c->eps_share = without_eps ? value[EPS] * bias_correction(value[BETA2], step) / (1 - value[BETA2]) : 0;
     c->stepsize = value[LR] * sqrt(bias_correction(value[BETA2], step)) / bias_correction(value[BETA1], step);
     c->scaled_decay = value[LR] * value[DECAY];
 }

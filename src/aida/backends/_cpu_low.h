@@ -239,17 +239,17 @@ static TARGET void LEVEL(add_products)(const struct stretch *at, const struct co
     }
 }
 
-/* New m, v and p, and the root of v. `largest` gets the largest magnitudes of m and of the root. */
-static inline INLINE TARGET void LEVEL(compute)(float *restrict p, const float *restrict grad, float *restrict m,
-                                                float *restrict v, float *restrict root, int32_t *restrict largest,
-                                                const struct coefficients *c, int with_l2, int from_grad)
+/* New m, v and p. Returns the largest magnitude of m. */
+static inline INLINE TARGET int32_t LEVEL(compute)(float *restrict p, const float *restrict grad, float *restrict m,
+                                                   float *restrict v, const struct coefficients *c, int with_l2,
+                                                   int from_grad)
 {
     const float scale = (float)c->scale, l2 = (float)c->l2, weight = (float)c->lerp_weight;
     const float a = (float)c->residual_m, b = (float)c->residual_g;
     const float beta2 = (float)c->beta2, rest2 = (float)(1 - c->beta2), eps = (float)c->eps;
-    const float stepsize = (float)c->stepsize, decay = (float)c->scaled_decay;
-    int32_t largest_m = 0, largest_root = 0;
-#pragma omp simd reduction(max : largest_m, largest_root)
+    const float eps_share = (float)c->eps_share, stepsize = (float)c->stepsize, decay = (float)c->scaled_decay;
+    int32_t largest = 0;
+#pragma omp simd reduction(max : largest)
     for (int i = 0; i < BLOCK; i++) {
         float g = scale * grad[i];
         if (with_l2)
@@ -263,17 +263,27 @@ static inline INLINE TARGET void LEVEL(compute)(float *restrict p, const float *
 
         /* variance */
         v[i] = beta2 * v[i] + rest2 * (residual * residual) + eps;
-        root[i] = __builtin_sqrtf(v[i]);
 
         /* parameters */
-        p[i] -= stepsize * (m[i] / root[i]) + decay * p[i];
+        p[i] -= stepsize * (m[i] / __builtin_sqrtf(v[i] + eps_share)) + decay * p[i];
 
-        const int32_t of_m = magnitude_of(m[i]), of_root = magnitude_of(root[i]);
-        largest_m = of_m > largest_m ? of_m : largest_m;
-        largest_root = of_root > largest_root ? of_root : largest_root;
+        const int32_t magnitude = magnitude_of(m[i]);
+        largest = magnitude > largest ? magnitude : largest;
     }
-    largest[0] = largest_m;
-    largest[1] = largest_root;
+    return largest;
+}
+
+/* The roots of v, which 8-bit state stores. Returns the largest magnitude. */
+static TARGET int32_t LEVEL(take_roots)(float *v)
+{
+    int32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < BLOCK; i++) {
+        v[i] = __builtin_sqrtf(v[i]);
+        const int32_t magnitude = magnitude_of(v[i]);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
 }
 
 /* Of the block's elements `count` exist. */
@@ -281,9 +291,8 @@ static TARGET void LEVEL(update_block)(const struct stretch *at, const struct co
 {
     const struct job *job = at->job;
     float p_copy[BLOCK] ALIGNED, g_copy[BLOCK] ALIGNED, m_copy[BLOCK] ALIGNED, v_copy[BLOCK] ALIGNED;
-    float root[BLOCK] ALIGNED;
     uint32_t low[BLOCK] ALIGNED, high[BLOCK] ALIGNED;
-    int32_t largest[2];
+    int32_t largest_m, largest_v = 0;
 
     float *p = LEVEL(read_params)(p_copy, at);
     const float *g = LEVEL(read)(g_copy, at->grad, job->storage);
@@ -295,23 +304,24 @@ static TARGET void LEVEL(update_block)(const struct stretch *at, const struct co
             v_copy[i] *= v_copy[i];
     }
     if (c->lerp_from_grad && c->l2 != 0)
-        LEVEL(compute)(p, g, m, v, root, largest, c, 1, 1);
+        largest_m = LEVEL(compute)(p, g, m, v, c, 1, 1);
     else if (c->lerp_from_grad)
-        LEVEL(compute)(p, g, m, v, root, largest, c, 0, 1);
+        largest_m = LEVEL(compute)(p, g, m, v, c, 0, 1);
     else if (c->l2 != 0)
-        LEVEL(compute)(p, g, m, v, root, largest, c, 1, 0);
+        largest_m = LEVEL(compute)(p, g, m, v, c, 1, 0);
     else
-        LEVEL(compute)(p, g, m, v, root, largest, c, 0, 0);
-    if (count < BLOCK || largest[0] > LARGEST || largest[1] > LARGEST) {
-        largest[0] = largest_finite(m, count);
-        largest[1] = largest_finite(root, count);
+        largest_m = LEVEL(compute)(p, g, m, v, c, 0, 0);
+    if (job->state == FP8_STATE)
+        largest_v = LEVEL(take_roots)(v);
+    if (count < BLOCK || largest_m > LARGEST || largest_v > LARGEST) {
+        largest_m = largest_finite(m, count);
+        largest_v = largest_finite(v, count);
     }
 
     if (job->state != FLOAT32_STATE || job->rounding == STOCHASTIC)
         LEVEL(random_words)(low, high, at);
-    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest[0], low, 0);
-    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, job->state == FP8_STATE ? root : v,
-                       largest[1], low, 16);
+    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest_m, low, 0);
+    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, v, largest_v, low, 16);
     if (job->rounding == STOCHASTIC)
         LEVEL(write_by)(at->param, p, job->storage, high, 0);
     else if (job->rounding == KAHAN)
