@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from aida._step.hyper import Hyper
 from aida.backends import Batch
 from aida.backends.library import describer
+from aida.rounding import HALF, block_scales, decode, encode, flat
 
 _address = torch.Tensor.data_ptr
 
@@ -137,11 +138,30 @@ def match_memory_order(params: list[Tensor], grads: list[Tensor]) -> list[Tensor
 
 
 def match_state_order(batch: Batch) -> None:
-    """Give the moments their parameters' memory format, which may change after the first step (channels-last)."""
-    for p, *tensors in zip(batch.params, batch.exp_avgs, batch.exp_avg_vars, batch.compensations, strict=True):
-        for tensor in tensors:
+    """Give the state its parameters' memory format, which may change after the first step (channels-last)."""
+    for i, p in enumerate(batch.params):
+        for moments, scales in (
+            (batch.exp_avgs, batch.exp_avg_scales), (batch.exp_avg_vars, batch.exp_avg_var_scales),
+            (batch.compensations, None),
+        ):  # fmt: skip
+            tensor, blocks = moments[i], None if scales is None else scales[i]
+            if blocks is not None and not blocks.is_contiguous():
+                blocks.data = blocks.contiguous()
             if tensor is not None and not same_memory_order(tensor, p):
-                tensor.data = torch.empty_like(p, dtype=tensor.dtype).copy_(tensor)
+                wide = tensor if blocks is None else _decoded(tensor, blocks)
+                ordered = torch.empty_like(p, dtype=wide.dtype).copy_(wide)
+                if blocks is not None:  # the elements of a block are adjacent in memory, so now there are other blocks
+                    blocks.copy_(block_scales(flat(ordered)).view_as(blocks))
+                    codes = torch.empty_like(p, dtype=tensor.dtype)
+                    flat(codes).copy_(encode(flat(ordered), blocks.view(-1), HALF))
+                    ordered = codes
+                tensor.data = ordered
+
+
+def _decoded(codes: Tensor, scales: Tensor) -> Tensor:
+    wide = torch.empty_like(codes, dtype=torch.float32)
+    flat(wide).copy_(decode(flat(codes), scales.view(-1)))
+    return wide
 
 
 def is_dense(tensor: Tensor) -> bool:
