@@ -40,7 +40,8 @@ test-asan: $(INSTALLED)
 	    $(BIN)/python setup.py --quiet build --build-base $(ASAN) --build-lib $(ASAN)/lib
 	PYTHONPATH=$(ASAN)/lib LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 $(PYTEST) \
 	    -k 'not reference and not foreach' tests/test_cpu_backend.py tests/test_memory_safety.py \
-	    tests/test_between_steps.py tests/test_changed_models.py tests/test_moved_state.py tests/test_scales.py
+	    tests/test_between_steps.py tests/test_changed_models.py tests/test_moved_state.py tests/test_scales.py \
+	    tests/test_low_precision.py
 
 # Needs a CUDA device. PYTHON_GPU is the interpreter whose torch sees it.
 PYTHON_GPU ?= $(PYTHON)

@@ -33,13 +33,18 @@ class Subject:
         self._rival = rival
         self._steps = 0
         device = gradients[0][0].device
-        self.params = [Parameter(place(torch.full(shape, 0.1, device=device))) for shape in workload.shapes]
+        dtype = rival.dtype
+        self.params = [
+            Parameter(place(torch.full(shape, 0.1, device=device, dtype=dtype))) for shape in workload.shapes
+        ]
         # every group has an lr of its own, so that nobody can treat many groups as one
         count = workload.groups
         groups = [{"params": self.params[i::count], "lr": 1e-3 * (1 + i / count)} for i in range(count)]
         self.optimizer = rival.build(groups, capturable)
         # clipping in place would leave the others with shorter gradients
-        self._gradients = tuple([g.clone() for g in one] for one in gradients) if rival.clip_gradients else gradients
+        if rival.clip_gradients or dtype != torch.float32:
+            gradients = tuple([g.to(dtype, copy=True) for g in one] for one in gradients)  # type: ignore[assignment]
+        self._gradients = gradients
 
     def assign(self, index: int) -> None:
         for p, grad in zip(self.params, self._gradients[index % 2], strict=True):

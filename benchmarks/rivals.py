@@ -35,6 +35,7 @@ class Rival:
     graph: bool = True  #: can be captured in a CUDA graph
     changes_lr: bool = False  #: a new learning rate before every step, as warm-up and cosine schedules set
     grouped: bool = False  #: takes part in the comparison of many groups with one
+    dtype: torch.dtype = torch.float32  #: of parameters and gradients
 
 
 def _adamw(**flags: Any) -> Callable[[Groups, bool], Optimizer]:
@@ -96,4 +97,26 @@ RIVALS = (
     Rival("pytorch_optimizer Aida foreach", _pytorch_optimizer_aida(foreach=True), AIDA_BYTES, graph=False),
     Rival("pytorch_optimizer Aida loop", _pytorch_optimizer_aida(foreach=False), AIDA_BYTES, graph=False),
     Rival("adabelief_pytorch AdaBelief", _adabelief_pytorch, ADAMW_BYTES, graph=False),
+)
+
+#: Added by --low-precision. p, g and the moments at their sizes: 8-bit state is 1 byte per moment and 1/64 for scales.
+LOW_PRECISION_RIVALS = (
+    Rival("AdamW fused, bf16 parameters", _adamw(fused=True), 14, dtype=torch.bfloat16),
+    Rival("Aida fused, bf16 parameters", _aida(fused=True), 28, path="fused", dtype=torch.bfloat16),
+    Rival("Aida fused, bf16 state", _aida(fused=True, state_precision="bfloat16"), 26, path="fused"),
+    Rival("Aida fused, fp8 state", _aida(fused=True, state_precision="fp8"), 21, path="fused"),
+    Rival(
+        "Aida fused, fp8 state, bf16 parameters, stochastic rounding",
+        _aida(fused=True, state_precision="fp8", stochastic_rounding=True),
+        13,
+        path="fused",
+        dtype=torch.bfloat16,
+    ),
+    Rival(
+        "Aida fused, fp8 state, bf16 parameters, Kahan sum",
+        _aida(fused=True, state_precision="fp8", kahan_sum=True),
+        17,
+        path="fused",
+        dtype=torch.bfloat16,
+    ),
 )

@@ -23,7 +23,7 @@ from clock import copy_bandwidth
 from contest import Round
 from machine import describe
 from results import Entry, Workload
-from rivals import RIVALS, Rival
+from rivals import LOW_PRECISION_RIVALS, RIVALS, Rival
 from shapes import MODELS, many_tensors
 from tables import markdown
 
@@ -61,6 +61,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=50, help="steps a sample on a GPU, at most; a CPU takes one")
     parser.add_argument("--threads", type=int, help="threads on a CPU; default: torch's own choice")
     parser.add_argument("--budget-seconds", type=float, default=240.0, help="measure less rather than longer")
+    parser.add_argument("--low-precision", action="store_true", help="also 8-bit and bf16 state, and bf16 parameters")
     parser.add_argument("--only", metavar="PATTERN", default="", help="optimizers whose name this expression finds")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every sample and what it was measured on")
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="the tables that are printed")
@@ -69,16 +70,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("--device cuda: torch sees no CUDA device here; use --device cpu")
     if options.device == "cpu" and options.modes not in (None, ["eager"]):
         parser.error("--modes queued and graph need --device cuda")
-    if not any(re.search(options.only, rival.name, re.IGNORECASE) for rival in RIVALS):
-        parser.error(f"--only {options.only!r} finds none of: {', '.join(rival.name for rival in RIVALS)}")
+    rivals = (*RIVALS, *(LOW_PRECISION_RIVALS if options.low_precision else ()))
+    options.rivals = [rival for rival in rivals if re.search(options.only, rival.name, re.IGNORECASE)]
+    if not options.rivals:
+        parser.error(f"--only {options.only!r} finds none of: {', '.join(rival.name for rival in rivals)}")
     options.models = options.models or DEFAULT_MODELS[options.device]
     options.modes = options.modes or (GPU_MODES if options.device == "cuda" else ("eager",))
     return options
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
-    rivals = [rival for rival in RIVALS if re.search(options.only, rival.name, re.IGNORECASE)]
-    found = []
+    rivals, found = options.rivals, []
     for model in options.models:
         for mode in options.modes:
             if model == MANY_GROUPS:

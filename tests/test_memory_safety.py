@@ -314,25 +314,48 @@ CRASHES = {
 }
 
 
+#: The same with 8-bit state and Kahan sums.
+LOW_CRASHES = {
+    "shorter codes": "s['exp_avg_codes'].data = s['exp_avg_codes'].data[:1]",
+    "fewer scales": "s['exp_avg_std_scales'].data = s['exp_avg_std_scales'].data.flatten()[:2]",
+    "expanded scales": "v = s['exp_avg_scales']; v.data = v.data.flatten()[:1].clone().expand(v.shape)",
+    "expanded codes": "v = s['exp_avg_std_codes']; v.data = v.data.flatten()[:1].clone().expand(v.shape)",
+    "scales' memory cut short": "s['exp_avg_scales'].untyped_storage().resize_(64)",
+    "a freed compensation": "s['compensation'].untyped_storage().resize_(0)",
+    "a compensation of another dtype": "s['compensation'].data = s['compensation'].data.float()",
+    "codes of another dtype": "s['exp_avg_codes'].data = s['exp_avg_codes'].data.float()",
+    "shared low-precision state": "[v.share_memory_() for v in s.values()]",
+}
+
+
 @pytest.mark.parametrize("change", CRASHES.values(), ids=CRASHES)
 def test_the_process_survives(change: str) -> None:
+    survives("", "float32", [change])
+
+
+def test_the_process_survives_with_low_precision_state() -> None:
+    survives("state_precision='fp8', kahan_sum=True", "bfloat16", list(LOW_CRASHES.values()))
+
+
+def survives(values: str, dtype: str, changes: list[str]) -> None:
     program = f"""
 import gc, torch
 from aida import Aida
-p = torch.nn.Parameter(torch.randn(300, 400))
-o = Aida([p])
-for _ in range(3):
-    p.grad = torch.randn_like(p)
-    o.step()
-s = o.state[p]
-{change}
-junk = [torch.ones(300, 400) for _ in range(8)]
-for _ in range(20):
-    try:
+for change in {changes!r}:
+    p = torch.nn.Parameter(torch.randn(300, 400, dtype=torch.{dtype}))
+    o = Aida([p], {values})
+    for _ in range(3):
+        p.grad = torch.randn_like(p)
         o.step()
-    except (RuntimeError, TypeError) as error:
-        print(type(error).__name__)
-assert all((j == 1).all() for j in junk), "memory of others was written to"
+    s = o.state[p]
+    exec(change)
+    junk = [torch.ones(300, 400) for _ in range(8)]
+    for _ in range(20):
+        try:
+            o.step()
+        except (RuntimeError, TypeError) as error:
+            print(type(error).__name__)
+    assert all((j == 1).all() for j in junk), "memory of others was written to"
 print("alive")
 """
     environment = {**os.environ, "MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3"}

@@ -98,12 +98,15 @@ static TARGET void LEVEL(write_by)(void *stored, const float *restrict x, int64_
     }
 }
 
-static TARGET void LEVEL(read_fp8)(float *restrict out, const uint8_t *restrict codes, uint8_t scale)
+static inline INLINE TARGET void LEVEL(read_fp8)(float *restrict out, const uint8_t *restrict codes, uint8_t scale,
+                                                 int squared)
 {
     const float power = of_bits((uint32_t)scale << 23);
 #pragma omp simd
-    for (int i = 0; i < BLOCK; i++)
-        out[i] = from_fp8(codes[i]) * power;
+    for (int i = 0; i < BLOCK; i++) {
+        const float x = from_fp8(codes[i]) * power;
+        out[i] = squared ? x * x : x;
+    }
 }
 
 static TARGET void LEVEL(write_fp8)(uint8_t *restrict codes, uint8_t *scale, const float *restrict x, int32_t largest,
@@ -116,12 +119,19 @@ static TARGET void LEVEL(write_fp8)(uint8_t *restrict codes, uint8_t *scale, con
         codes[i] = to_fp8_by(x[i], inverse, words[i] >> shift & 0xffff);
 }
 
-/* A moment as it is stored: of 8-bit state m, or the root of v. */
-static TARGET float *LEVEL(read_state)(float *out, void *stored, const uint8_t *scale, int64_t state)
+static TARGET float *LEVEL(read_m)(float *out, const struct stretch *at)
 {
-    if (state != FP8_STATE)
-        return LEVEL(read)(out, stored, state == BFLOAT16_STATE ? BFLOAT16 : FLOAT32);
-    LEVEL(read_fp8)(out, stored, *scale);
+    if (at->job->state != FP8_STATE)
+        return LEVEL(read)(out, at->exp_avg, at->job->state == BFLOAT16_STATE ? BFLOAT16 : FLOAT32);
+    LEVEL(read_fp8)(out, at->exp_avg, *at->exp_avg_scales, 0);
+    return out;
+}
+
+static TARGET float *LEVEL(read_v)(float *out, const struct stretch *at)
+{
+    if (at->job->state != FP8_STATE)
+        return LEVEL(read)(out, at->exp_avg_var, at->job->state == BFLOAT16_STATE ? BFLOAT16 : FLOAT32);
+    LEVEL(read_fp8)(out, at->exp_avg_var, *at->exp_avg_var_scales, 1); /* the codes are of the root */
     return out;
 }
 
@@ -182,30 +192,34 @@ static TARGET void LEVEL(random_words)(uint32_t *restrict low, uint32_t *restric
     memcpy(&even, even_numbers, WIDTH);
     for (int round = 0; round < ROUNDS; round++)
         keys[round] = zero + ((uint32_t)stream[SEED] + step * 0xbb67ae85u + (uint32_t)round * 0x9e3779b9u);
-    for (int i = 0; i < BLOCK; i += WIDTH / 4) {
-        LEVEL(wide) x, y, x2, y2; /* of elements 0, 2, 4, ... and of the others; the low halves of the integers count */
-        if (adjacent) {
-            x = even + (uint64_t)(stream[FIRST] + at->start + i);
-            x2 = x + 1;
-            y = x >> 32;
-            y2 = x2 >> 32;
-        } else {
-            memcpy(&x, low + i, WIDTH);
-            memcpy(&y, high + i, WIDTH);
-            x2 = x >> 32;
-            y2 = y >> 32;
+    /* x and y of elements 0, 2, 4, ... and of the others, in the low halves of the integers; two registers of elements
+     * at a time keep the processor busier */
+    for (int i = 0; i < BLOCK; i += WIDTH / 2) {
+        LEVEL(wide) x[4], y[4];
+        for (int k = 0; k < 4; k += 2) {
+            if (adjacent) {
+                x[k] = even + (uint64_t)(stream[FIRST] + at->start + i + k * WIDTH / 8);
+                x[k + 1] = x[k] + 1;
+                y[k] = x[k] >> 32;
+            } else {
+                memcpy(x + k, low + i + k * WIDTH / 8, WIDTH);
+                memcpy(y + k, high + i + k * WIDTH / 8, WIDTH);
+                x[k + 1] = x[k] >> 32;
+            }
+            y[k + 1] = (adjacent ? x[k + 1] : y[k]) >> 32;
         }
-        for (int round = 0; round < ROUNDS; round++) {
-            const LEVEL(wide) product = MULTIPLY(x, multiplier), product2 = MULTIPLY(x2, multiplier);
-            x = y ^ keys[round] ^ product >> 32;
-            x2 = y2 ^ keys[round] ^ product2 >> 32;
-            y = product;
-            y2 = product2;
+        for (int round = 0; round < ROUNDS; round++)
+            for (int k = 0; k < 4; k++) {
+                const LEVEL(wide) product = MULTIPLY(x[k], multiplier);
+                x[k] = y[k] ^ keys[round] ^ product >> 32;
+                y[k] = product;
+            }
+        for (int k = 0; k < 4; k += 2) {
+            x[k] = (x[k] & 0xffffffff) | x[k + 1] << 32;
+            y[k] = (y[k] & 0xffffffff) | y[k + 1] << 32;
+            memcpy(low + i + k * WIDTH / 8, x + k, WIDTH);
+            memcpy(high + i + k * WIDTH / 8, y + k, WIDTH);
         }
-        x = (x & 0xffffffff) | x2 << 32;
-        y = (y & 0xffffffff) | y2 << 32;
-        memcpy(low + i, &x, WIDTH);
-        memcpy(high + i, &y, WIDTH);
     }
 }
 
@@ -218,7 +232,7 @@ static TARGET void LEVEL(add_products)(const struct stretch *at, const struct co
     float p_copy[BLOCK] ALIGNED, g_copy[BLOCK] ALIGNED, m_copy[BLOCK] ALIGNED, used[BLOCK] ALIGNED;
     const float *p = c->l2 != 0 ? LEVEL(read_params)(p_copy, at) : p_copy;
     const float *g = LEVEL(read)(g_copy, at->grad, at->job->storage);
-    const float *m = LEVEL(read_state)(m_copy, at->exp_avg, at->exp_avg_scales, at->job->state);
+    const float *m = LEVEL(read_m)(m_copy, at);
     const float scale = (float)c->scale, l2 = (float)c->l2;
     if (!clips && c->l2 != 0) {
 #pragma omp simd
@@ -296,13 +310,7 @@ static TARGET void LEVEL(update_block)(const struct stretch *at, const struct co
 
     float *p = LEVEL(read_params)(p_copy, at);
     const float *g = LEVEL(read)(g_copy, at->grad, job->storage);
-    float *m = LEVEL(read_state)(m_copy, at->exp_avg, at->exp_avg_scales, job->state);
-    float *v = LEVEL(read_state)(v_copy, at->exp_avg_var, at->exp_avg_var_scales, job->state);
-    if (job->state == FP8_STATE) {
-#pragma omp simd
-        for (int i = 0; i < BLOCK; i++)
-            v_copy[i] *= v_copy[i];
-    }
+    float *m = LEVEL(read_m)(m_copy, at), *v = LEVEL(read_v)(v_copy, at);
     if (c->lerp_from_grad && c->l2 != 0)
         largest_m = LEVEL(compute)(p, g, m, v, c, 1, 1);
     else if (c->lerp_from_grad)

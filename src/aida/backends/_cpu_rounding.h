@@ -1,4 +1,5 @@
-/* Rounding to fewer bits: rounding.py, in integers and without branches, so that the loops vectorise.
+/* Rounding to fewer bits: rounding.py, in integers and without branches, so that the loops vectorise. Also what the
+ * loops of _cpu_low.h share.
  *
  * `bits` are 16 random bits. A number is rounded up if they and the part that is cut off add up to 1 or more.
  */
@@ -87,17 +88,21 @@ static void write_positions(uint32_t *low, uint32_t *high, const int64_t *stream
     }
 }
 
-/* Fetch what the blocks after this one read. The processor's own prefetching is too late: with it, updates of 8-bit
- * state that is not in the cache take twice as long. */
+static inline INLINE void prefetch_bytes(const void *at, int64_t block)
+{
+    for (int64_t byte = AHEAD * block; byte < (AHEAD + 1) * block; byte += 64)
+        __builtin_prefetch((const char *)at + byte);
+}
+
+/* Fetch what a later block reads. The processor's own prefetching is too late: without this, updates of 8-bit state
+ * that is not in the cache took 1.5 times as long. */
 static inline INLINE void prefetch(const struct stretch *at)
 {
     const int64_t param = BLOCK * bytes[at->job->storage].param, state = BLOCK * state_bytes(at->job);
-    for (int64_t byte = AHEAD * param; byte < (AHEAD + 1) * param; byte += 64) {
-        __builtin_prefetch((char *)at->param + byte, 1);
-        __builtin_prefetch((char *)at->grad + byte, 0);
-    }
-    for (int64_t byte = AHEAD * state; byte < (AHEAD + 1) * state; byte += 64) {
-        __builtin_prefetch((char *)at->exp_avg + byte, 1);
-        __builtin_prefetch((char *)at->exp_avg_var + byte, 1);
-    }
+    prefetch_bytes(at->param, param);
+    prefetch_bytes(at->grad, param);
+    prefetch_bytes(at->exp_avg, state);
+    prefetch_bytes(at->exp_avg_var, state);
+    if (at->compensation)
+        prefetch_bytes(at->compensation, param);
 }

@@ -143,6 +143,8 @@ def match_state_order(batch: Batch) -> None:
     roots = zip(batch.exp_avg_vars, batch.exp_avg_var_scales, strict=True)
     for p, *pairs, compensation in zip(batch.params, moments, roots, batch.compensations, strict=True):
         for tensor, scales in (*pairs, (compensation, None)):
+            if scales is not None and not scales.is_contiguous():
+                scales.data = scales.contiguous()
             if tensor is None or same_memory_order(tensor, p):
                 continue
             if scales is None:
