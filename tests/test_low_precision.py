@@ -13,7 +13,8 @@ from torch.nn import Parameter
 
 from aida import Aida
 from aida._step import sorting
-from aida._step.state import wide_moments
+from aida._step.layers import layers_of
+from aida._step.state import MOMENTS, layer_states
 from aida._step.storage import Stream
 from aida.backends import Backend, cpu, library
 from aida.backends.choice import Route
@@ -64,6 +65,13 @@ def judge(found: Aida, **values: Any) -> Aida:
     """The plain path on copies of the parameters."""
     params = [Parameter(p.detach().clone()) for p in found.param_groups[0]["params"]]
     return Aida(params, **{**HYPER, **values}, **REFERENCE)
+
+
+def moments_of(optimizer: Aida, p: Tensor) -> dict[str, Tensor]:
+    """The moments of a parameter that is one layer, as numbers."""
+    group = optimizer.param_groups[0]
+    (state,) = layer_states(optimizer.state[p], p, layers_of(p, group), group)
+    return {name: state[name].float() for name in MOMENTS}
 
 
 def few(differ: Tensor) -> bool:
@@ -158,7 +166,7 @@ def test_twenty_steps_stay_close_to_the_plain_path(path: Path, dtype: torch.dtyp
     run(found, steps=20)
     for mine, theirs in zip(found.param_groups[0]["params"], wanted.param_groups[0]["params"], strict=True):
         assert error(mine.detach().cpu(), theirs.detach()) <= 1e-4
-        moments, judged = wide_moments(found.state[mine]), wide_moments(wanted.state[theirs])
+        moments, judged = moments_of(found, mine), moments_of(wanted, theirs)
         for name, moment in moments.items():
             # one element in a thousand may round to the neighbour in each step: 1/16 of it away in 8 bits
             assert error(moment.cpu(), judged[name]) <= 0.02, name
@@ -215,7 +223,7 @@ def test_nan_stays_in_its_element_without_projections(path: Path, dtype: torch.d
 
     take_together(found, judge(found, **values), 3, spoilt)
     for p in found.param_groups[0]["params"]:
-        for value in (p.detach(), *wide_moments(found.state[p]).values()):
+        for value in (p.detach(), *moments_of(found, p).values()):
             assert value.isnan().sum() == 1
 
 
@@ -227,11 +235,11 @@ def test_state_follows_a_parameter_into_another_memory_format(
     shape = ((4, 33, 8, 5),)
     found = run(build(path, dtype, shape, **storage), 3)
     (p,) = found.param_groups[0]["params"]
-    before = {name: moment.clone() for name, moment in wide_moments(found.state[p]).items()}
+    before = {name: moment.clone() for name, moment in moments_of(found, p).items()}
     p.data = p.data.contiguous()
     found.param_groups[0]["betas"] = (1 - 1e-7, 1 - 1e-7)
     run(found, 1)
-    for name, moment in wide_moments(found.state[p]).items():
+    for name, moment in moments_of(found, p).items():
         assert error(moment, before[name]) <= 0.06, name  # codes of other blocks are rounded again
 
 
