@@ -61,6 +61,7 @@ def compiled(
         "HAS_L2": True,
         "CLIPS": clips,
         "NEW": not clips and state == "fp64",
+        "EIGHT_BIT": False,
         "SINGLE": state == "fp32",
         "MERGED": not clips,
         "PDL": not clips and generation == 90,

@@ -95,13 +95,11 @@ def fused_available(device_type: str) -> bool:
 
 
 def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper, storage: Storage) -> bool:
-    if storage != FULL:
-        return False
     if not fused_available(param.device.type):
         return False
     if hyper.has_tensor_betas and any(isinstance(b, Tensor) and b.is_cuda for b in (hyper.beta1, hyper.beta2)):
         return False  # the tables hold numbers, and reading them from the device would synchronize
-    return triton.fits(param, grad) if param.is_cuda else cpu.fits(param, grad)
+    return triton.fits(param, grad) if param.is_cuda else storage == FULL and cpu.fits(param, grad)
 
 
 def _why_not_fused(device_type: str) -> str:

@@ -11,6 +11,9 @@ from aida.rule import Gram
 #: Rows of the pointer table, with one column per tensor.
 POINTER_ROWS = ("param", "grad", "exp_avg", "exp_avg_var", "step", "skipped")
 
+#: The rows that follow with 8-bit state. With Kahan sums the last row is the compensation.
+SCALE_ROWS = ("exp_avg_scales", "exp_avg_var_scales")
+
 #: Columns of the value table, with one row per run of the batch.
 VALUE_COLUMNS = (
     "lr", "beta1", "beta2", "eps", "l2", "decay", "xi", "projections", "clip_norm", "sign", "skip",
