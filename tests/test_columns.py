@@ -11,17 +11,20 @@ import torch
 from torch.nn import Parameter
 
 import aida.backends
-from aida import Aida
+from aida import Aida, rounding
 from aida._step.hyper import from_group
+from aida._step.storage import Stream
 from aida.backends import Batch
-from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, VALUE_COLUMNS
+from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, SCALE_ROWS, VALUE_COLUMNS
 from aida.backends.cpu import STORAGE
 from aida.backends.library import Job
 from aida.backends.tables import value_rows
 from aida.rule import CLIP_GUARD
 
 FOLDER = Path(aida.backends.__file__).parent
-KERNELS, SCALARS = ((FOLDER / name).read_text() for name in ("kernels.py", "kernel_scalars.py"))
+KERNELS, SCALARS, LOW_KERNELS, ROUNDING = (
+    (FOLDER / name).read_text() for name in ("kernels.py", "kernel_scalars.py", "low_kernels.py", "kernel_rounding.py")
+)
 
 
 def enums(header: str) -> list[list[str]]:
@@ -29,9 +32,10 @@ def enums(header: str) -> list[list[str]]:
     return [re.findall(r"\w+", body) for body in re.findall(r"enum \{([^}]*)\}", text)]
 
 
-def constants() -> dict[str, float]:
+def constants(text: str = SCALARS) -> dict[str, float]:
     """The lines ``NAME = tl.constexpr(number)`` of the Triton kernels; read as text, for machines without Triton."""
-    return {name: float(number) for name, number in re.findall(r"^(\w+) = tl\.constexpr\(([\d.e-]+)\)", SCALARS, re.M)}
+    found = re.findall(r"^(\w+) = tl\.constexpr\((0x\w+|[\d.e-]+)\)", text, re.M)
+    return {name: int(number, 16) if number.startswith("0x") else float(number) for name, number in found}
 
 
 def upper(*names: str) -> list[str]:
@@ -59,8 +63,12 @@ def test_triton_numbers_columns_in_the_order_of_the_lists() -> None:
 
 def test_triton_reads_the_rows_of_the_pointer_table_under_their_numbers() -> None:
     letters = {"param": "p", "grad": "g", "exp_avg": "m", "exp_avg_var": "v"}
-    read = re.findall(r"^    (\w) = _pointer\(addresses, (\d),", KERNELS, re.MULTILINE)
-    assert set(read) == {(letters[row], str(POINTER_ROWS.index(row))) for row in letters}
+    scales = {"exp_avg_scales": "a", "exp_avg_var_scales": "b"}
+    for text, names in ((KERNELS, letters), (LOW_KERNELS, letters | scales | {"step": "step"})):
+        read = re.findall(r"^    +(\w+) = _pointer\(addresses, (\d),", text, re.MULTILINE)
+        assert set(read) == {(names[row], str((POINTER_ROWS + SCALE_ROWS).index(row))) for row in names}
+    compensations = re.findall(r"c = _pointer\(addresses, (\d) if tl.uint8 == STATE else (\d),", LOW_KERNELS)
+    assert set(compensations) == {(str(len(POINTER_ROWS + SCALE_ROWS)), str(len(POINTER_ROWS)))}
     counters = re.findall(
         r"(\w+)_pointer = tl.load\(addresses \+ (\d) \* tensors", (FOLDER / "kernel_scalars.py").read_text()
     )
@@ -68,11 +76,18 @@ def test_triton_reads_the_rows_of_the_pointer_table_under_their_numbers() -> Non
 
 
 def test_triton_stores_the_inner_products_under_their_numbers() -> None:
-    stored = re.findall(
-        r"tl\.store\(partial \+ (?:(\d) \* )?(chunks \+ )?chunk, (\w\w)\)", (FOLDER / "kernels.py").read_text()
-    )
-    numbers = {product: int(factor) if factor else int(bool(chunks)) for factor, chunks, product in stored}
-    assert numbers == {product: number for number, product in enumerate(PRODUCT_COLUMNS)}
+    for text in (KERNELS, LOW_KERNELS):
+        stored = re.findall(r"tl\.store\(partial \+ (?:(\d) \* )?(chunks \+ )?chunk, (\w\w)\)", text)
+        numbers = {product: int(factor) if factor else int(bool(chunks)) for factor, chunks, product in stored}
+        assert numbers == {product: number for number, product in enumerate(PRODUCT_COLUMNS)}
+
+
+def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words() -> None:
+    assert list(constants(LOW_KERNELS).items()) == list(zip(upper(*Stream._fields, "stream"), range(5), strict=True))
+    found = constants(ROUNDING)
+    names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
+    assert [found[name] for name in names] == [getattr(rounding, f"_{name}") for name in names]
+    assert found["SHARE"] == rounding.BLOCK
 
 
 def test_the_value_table_holds_each_value_in_its_column() -> None:

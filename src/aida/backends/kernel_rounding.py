@@ -20,6 +20,7 @@ WORD = tl.constexpr(0xFFFFFFFF)
 # A float32 times 2**-120 has the bits of an e4m3 number at 20 and above, also those of its subnormal numbers;
 # times 2**-112 those of an fp16 number at 13 and above. Then rounding is an addition to the bits below.
 TO_E4M3 = tl.constexpr(2.0**-120)
+NAN_E4M3 = tl.constexpr(480 * 2.0**-120)
 FROM_E4M3 = tl.constexpr(2.0**120)
 TO_FLOAT16 = tl.constexpr(2.0**-112)
 
@@ -54,11 +55,9 @@ def rounded(x, bits, dtype: tl.constexpr):
 @triton.jit
 def nearest(x, dtype: tl.constexpr):
     """``x`` rounded to nearest, ties to even."""
-    if dtype == tl.bfloat16 and not COMPILED:  # the interpreter cuts the bits off
-        raw = x.to(tl.uint32, bitcast=True)
-        return rounded(x, (raw >> 16 & 1) + 0x7FFF, dtype)
-    else:
-        return x.to(dtype)
+    last = x.to(tl.uint32, bitcast=True) >> 16 & 1
+    # the interpreter's conversion to bf16 cuts the bits off
+    return x.to(dtype) if COMPILED or dtype != tl.bfloat16 else rounded(x, last + 0x7FFF, dtype)
 
 
 @triton.jit
@@ -75,11 +74,11 @@ def block_scales(x):
 def encode(x, scales, bits, SIGNED: tl.constexpr):
     """The e4m3 codes (uint8) of a tile whose rows have these scales, rounded by 16 random bits per element."""
     inverse = (254 - scales << 23).to(tl.float32, bitcast=True)
-    code = (tl.abs(x) * inverse[:, None] * TO_E4M3).to(tl.uint32, bitcast=True) + (bits << 4) >> 20
-    code = tl.minimum(code, 127)  # NaN for what is not finite
+    scaled = tl.minimum(tl.abs(x) * inverse[:, None] * TO_E4M3, NAN_E4M3)  # a NaN is not the minimum
+    code = (scaled.to(tl.uint32, bitcast=True) << 4) + (bits << 8)
     if SIGNED:
-        code |= x.to(tl.uint32, bitcast=True) >> 24 & 0x80
-    return code.to(tl.uint8)
+        code |= x.to(tl.uint32, bitcast=True) & 0x80000000
+    return (code >> 24).to(tl.uint8)
 
 
 @triton.jit

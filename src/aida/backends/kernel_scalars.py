@@ -165,9 +165,7 @@ def finish_scalars(
     tl.store(row + STEPSIZE, lr * tl.sqrt(correction2) / correction1)
     tl.store(row + SHRINK, 1 - lr * tl.load(values + DECAY))
     if EIGHT_BIT:  # rule.eps_share, behind the rows
-        tl.store(
-            coefficients + tensors * COEFFICIENTS + tensor, tl.load(values + EPS) * correction2 / (1 - beta2)
-        )
+        tl.store(coefficients + tensors * COEFFICIENTS + tensor, tl.load(values + EPS) * correction2 / (1 - beta2))
     tl.store(step_pointer, tl.where(change, step + 1, step))
     skipped_pointer = tl.load(addresses + 5 * tensors + tensor).to(tl.pointer_type(tl.float32))
     if bad:
@@ -187,9 +185,9 @@ def finish_tensor(
     if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
         tl.store(arrivals + tensor, 0)
         mm0, mg, gg = row_sums(partial, chunks, first, last, BLOCK)
-        dot, mm, gg = products(mm0, mg, gg, values, STATE == tl.float64)
+        dot, mm, gg = products(mm0, mg, gg, values, tl.float64 == STATE)
         scale = grad_scale(amp_scale, values, HAS_AMP)
         finish_scalars(
             addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
-            scale, dot, mm, gg, is_usable(gg, False, STATE != tl.float64), HAS_FOUND_INF, STATE == tl.uint8,
+            scale, dot, mm, gg, is_usable(gg, False, tl.float64 != STATE), HAS_FOUND_INF, tl.uint8 == STATE,
         )  # fmt: skip

@@ -65,10 +65,7 @@ def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
 
 @triton.jit
 def _wide(tile, scales, NATIVE: tl.constexpr):
-    if tile.dtype == tl.uint8:
-        return decode(tile, scales, NATIVE)
-    else:
-        return tile.to(tl.float32)
+    return decode(tile, scales, NATIVE) if tile.dtype == tl.uint8 else tile.to(tl.float32)
 
 
 @triton.jit
@@ -135,10 +132,10 @@ def low_reduce_kernel(
     g = _pointer(addresses, 1, tensors, tensor, GRAD, WIDTH, "") + start
     m = _pointer(addresses, 2, tensors, tensor, STATE, WIDTH, "") + start
     a, c = m, p
-    if STATE == tl.uint8:
+    if tl.uint8 == STATE:
         a = _pointer(addresses, 6, tensors, tensor, STATE, 1, "") + start // SHARE
     if KAHAN:
-        c = _pointer(addresses, 8 if STATE == tl.uint8 else 6, tensors, tensor, PARAM, WIDTH, "") + start
+        c = _pointer(addresses, 8 if tl.uint8 == STATE else 6, tensors, tensor, PARAM, WIDTH, "") + start
     if left >= CHUNK:
         _reduce_tile(
             p, g, m, a, c, mine, amp_scale, partial, chunk, chunks, left,
@@ -188,15 +185,19 @@ def _apply_tile(
     v0 = _tile(v, offsets, left, MASKED, CACHE)
     m_scale, v_scale = rows, rows
     blocks = tl.cdiv(left, SHARE)
-    if STATE == tl.uint8:
+    if tl.uint8 == STATE:
         m_scale = _tile(m_scales, rows, blocks, MASKED, CACHE)
         v_scale = _tile(v_scales, rows, blocks, MASKED, CACHE)
     p1 = p0.to(tl.float32)
     if ROUNDING == "kahan":
         p1 += _tile(compensation, offsets, left, MASKED, CACHE).to(tl.float32)
-    if STATE != tl.float32 or ROUNDING == "stochastic":
+    if tl.float32 != STATE or ROUNDING == "stochastic":
         seed = tl.load(stream + SEED, cache_modifier=CACHE)
-        positions = _positions(stream, start, offsets, CHUNK, STRIDED, CACHE)
+        # Adds zero, which the compiler finds out only after it has chosen layouts. Without it the random words would
+        # have another layout than the tiles, and pass through shared memory.
+        raw = p0.to(tl.uint32 if tl.float32 == PARAM else tl.uint16, bitcast=True)
+        placed = offsets + (raw.to(tl.uint64) >> 32).to(tl.int32)
+        positions = _positions(stream, start, placed, CHUNK, STRIDED, CACHE)
     if PDL:
         gdc_wait()  # the reduction writes nothing else that is read here but the coefficients and the step counter
     if tl.load(row + CHANGE) != 0:
@@ -213,7 +214,7 @@ def _apply_tile(
 
         # variance
         v1 = _wide(v0, v_scale, NATIVE)
-        if STATE == tl.uint8:
+        if tl.uint8 == STATE:
             v1 *= v1
         beta2 = tl.load(values + BETA2)
         v1 = beta2.to(tl.float32) * v1 + (1 - beta2).to(tl.float32) * (residual * residual)
@@ -225,9 +226,9 @@ def _apply_tile(
         p2 = p1 * shrink - stepsize * (m1 * tl.rsqrt(v2))
 
         # rounding
-        if STATE != tl.float32 or ROUNDING == "stochastic":
+        if tl.float32 != STATE or ROUNDING == "stochastic":
             low, high = random_words(seed, tl.load(step).to(tl.int64), positions)
-        if STATE == tl.uint8:
+        if tl.uint8 == STATE:
             scales = block_scales(m1)
             _put(m_scales, scales.to(tl.uint8), rows, blocks, MASKED)
             _put(m, encode(m1, scales, low & 0xFFFF, True), offsets, left, MASKED)
@@ -235,7 +236,7 @@ def _apply_tile(
             scales = block_scales(root)
             _put(v_scales, scales.to(tl.uint8), rows, blocks, MASKED)
             _put(v, encode(root, scales, low >> 16, False), offsets, left, MASKED)
-        elif STATE == tl.bfloat16:
+        elif tl.bfloat16 == STATE:
             _put(m, rounded(m1, low & 0xFFFF, STATE), offsets, left, MASKED)
             _put(v, rounded(v2, low >> 16, STATE), offsets, left, MASKED)
         else:
@@ -277,14 +278,14 @@ def low_apply_kernel(
     # the reduction has counted this step already
     step = _pointer(addresses, 4, tensors, tensor, tl.float32, 1, CACHE)
     a, b, c = m, v, p
-    if STATE == tl.uint8:
+    if tl.uint8 == STATE:
         a = _pointer(addresses, 6, tensors, tensor, STATE, 1, CACHE) + start // SHARE
         b = _pointer(addresses, 7, tensors, tensor, STATE, 1, CACHE) + start // SHARE
     if ROUNDING == "kahan":
-        c = _pointer(addresses, 8 if STATE == tl.uint8 else 6, tensors, tensor, PARAM, WIDTH, CACHE) + start
-    eps = coefficients + tensors * COEFFICIENTS + tensor if STATE == tl.uint8 else mine + EPS
+        c = _pointer(addresses, 8 if tl.uint8 == STATE else 6, tensors, tensor, PARAM, WIDTH, CACHE) + start
+    eps = coefficients + tensors * COEFFICIENTS + tensor if tl.uint8 == STATE else mine + EPS
     stream = addresses
-    if STATE != tl.float32 or ROUNDING == "stochastic":
+    if tl.float32 != STATE or ROUNDING == "stochastic":
         stream = streams + tensor * STREAM
     if left >= CHUNK:
         _apply_tile(

@@ -15,6 +15,8 @@ from aida.backends.launch import Launch, Plan
 #: Elements and warps per program, chosen by measurement: docs/performance.md.
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
 APPLY_CHUNK, APPLY_WARPS = 512, 1
+#: Warps of the low reduction. With 4 it needs nearly all registers that a thread can have, and spills some.
+LOW_REDUCE_WARPS = 8
 #: Bytes that a thread moves at a time.
 ACCESS = 16
 #: Partial sums that a program adds at a time.
@@ -43,8 +45,10 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         *types, access, grad_scale is not None, found_inf is not None,
         has_l2, clips, merged, pdl, REDUCE_CHUNK, COLLECT_BLOCK, *(() if full else (kahan, native)),
     )  # fmt: skip
-    reduce_kernel = kernels.reduce_kernel if full else low_kernels.low_reduce_kernel
-    reduce = Launch(reduce_kernel, chunks, args, num_warps=REDUCE_WARPS)
+    reduce_kernel, warps = (
+        (kernels.reduce_kernel, REDUCE_WARPS) if full else (low_kernels.low_reduce_kernel, LOW_REDUCE_WARPS)
+    )
+    reduce = Launch(reduce_kernel, chunks, args, num_warps=warps)
 
     collect = coefficients = apply = None
     if not merged:
