@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 import aida.backends
 from aida import Aida, rounding
+from aida._step import storage
 from aida._step.hyper import from_group
-from aida._step.storage import Stream
 from aida.backends import Batch
 from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, SCALE_ROWS, VALUE_COLUMNS
 from aida.backends.cpu import STORAGE
@@ -83,7 +83,7 @@ def test_triton_stores_the_inner_products_under_their_numbers() -> None:
 
 
 def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words() -> None:
-    assert list(constants(LOW_KERNELS).items()) == list(zip(upper(*Stream._fields, "stream"), range(5), strict=True))
+    assert list(constants(LOW_KERNELS).items()) == list(zip(upper(*storage.Stream._fields, "stream"), range(5), strict=True))
     found = constants(ROUNDING)
     names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
     assert [found[name] for name in names] == [getattr(rounding, f"_{name}") for name in names]
