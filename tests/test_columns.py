@@ -11,8 +11,7 @@ import torch
 from torch.nn import Parameter
 
 import aida.backends
-from aida import Aida, rounding
-from aida._step import storage
+from aida import Aida
 from aida._step.hyper import from_group
 from aida.backends import Batch
 from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, SCALE_ROWS, VALUE_COLUMNS
@@ -83,11 +82,12 @@ def test_triton_stores_the_inner_products_under_their_numbers() -> None:
 
 
 def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words() -> None:
-    assert list(constants(LOW_KERNELS).items()) == list(zip(upper(*storage.Stream._fields, "stream"), range(5), strict=True))
+    fields = upper(*aida._step.storage.Stream._fields, "stream")
+    assert constants(LOW_KERNELS) == {name: number for number, name in enumerate(fields)}
     found = constants(ROUNDING)
     names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
-    assert [found[name] for name in names] == [getattr(rounding, f"_{name}") for name in names]
-    assert found["SHARE"] == rounding.BLOCK
+    assert [found[name] for name in names] == [getattr(aida.rounding, f"_{name}") for name in names]
+    assert found["SHARE"] == aida.rounding.BLOCK
 
 
 def test_the_value_table_holds_each_value_in_its_column() -> None:

