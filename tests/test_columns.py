@@ -14,7 +14,7 @@ import aida.backends
 from aida import Aida
 from aida._step.hyper import from_group
 from aida.backends import Batch
-from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, SCALE_ROWS, VALUE_COLUMNS
+from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, VALUE_COLUMNS
 from aida.backends.cpu import STORAGE
 from aida.backends.library import Job
 from aida.backends.tables import value_rows
@@ -62,12 +62,13 @@ def test_triton_numbers_columns_in_the_order_of_the_lists() -> None:
 
 def test_triton_reads_the_rows_of_the_pointer_table_under_their_numbers() -> None:
     letters = {"param": "p", "grad": "g", "exp_avg": "m", "exp_avg_var": "v"}
-    scales = {"exp_avg_scales": "a", "exp_avg_var_scales": "b"}
+    scales = dict(zip(aida.backends.columns.SCALE_ROWS, "ab", strict=True))
+    rows = (*POINTER_ROWS, *scales)
     for text, names in ((KERNELS, letters), (LOW_KERNELS, letters | scales | {"step": "step"})):
         read = re.findall(r"^    +(\w+) = _pointer\(addresses, (\d),", text, re.MULTILINE)
-        assert set(read) == {(names[row], str((POINTER_ROWS + SCALE_ROWS).index(row))) for row in names}
+        assert set(read) == {(names[row], str(rows.index(row))) for row in names}
     compensations = re.findall(r"c = _pointer\(addresses, (\d) if tl.uint8 == STATE else (\d),", LOW_KERNELS)
-    assert set(compensations) == {(str(len(POINTER_ROWS + SCALE_ROWS)), str(len(POINTER_ROWS)))}
+    assert set(compensations) == {(str(len(rows)), str(len(POINTER_ROWS)))}
     counters = re.findall(
         r"(\w+)_pointer = tl.load\(addresses \+ (\d) \* tensors", (FOLDER / "kernel_scalars.py").read_text()
     )
