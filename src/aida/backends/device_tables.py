@@ -28,7 +28,7 @@ class Workspace:
     device_sizes: Tensor
     reduce_map: tuple[Tensor, Tensor, int]  #: tensor of each chunk, first chunk of each tensor, number of chunks
     apply_map: tuple[Tensor, Tensor, int]
-    coefficients: Tensor
+    coefficients: Tensor  #: one row of columns per tensor, then the eps share of each tensor's 8-bit state
     arrivals: Tensor  #: chunks of a tensor that are reduced; reset to 0 by every step
     finite: Tensor
     sums: Tensor
