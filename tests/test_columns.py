@@ -24,7 +24,9 @@ from aida.rounding import BLOCK
 from aida.rule import CLIP_GUARD
 
 FOLDER = Path(aida.backends.__file__).parent
-KERNELS, SCALARS = ((FOLDER / name).read_text() for name in ("kernels.py", "kernel_scalars.py"))
+KERNELS, SCALARS, LOW_KERNELS, ROUNDING = (
+    (FOLDER / name).read_text() for name in ("kernels.py", "kernel_scalars.py", "low_kernels.py", "kernel_rounding.py")
+)
 
 
 def enums(header: str) -> list[list[str]]:
@@ -32,9 +34,10 @@ def enums(header: str) -> list[list[str]]:
     return [re.findall(r"\w+", body) for body in re.findall(r"enum \{([^}]*)\}", text)]
 
 
-def constants() -> dict[str, float]:
+def constants(text: str = SCALARS) -> dict[str, float]:
     """The lines ``NAME = tl.constexpr(number)`` of the Triton kernels; read as text, for machines without Triton."""
-    return {name: float(number) for name, number in re.findall(r"^(\w+) = tl\.constexpr\(([\d.e-]+)\)", SCALARS, re.M)}
+    found = re.findall(r"^(\w+) = tl\.constexpr\((0x\w+|[\d.e-]+)\)", text, re.M)
+    return {name: int(number, 16) if number.startswith("0x") else float(number) for name, number in found}
 
 
 def upper(*names: str) -> list[str]:
@@ -66,8 +69,13 @@ def test_triton_numbers_columns_in_the_order_of_the_lists() -> None:
 
 def test_triton_reads_the_rows_of_the_pointer_table_under_their_numbers() -> None:
     letters = {"param": "p", "grad": "g", "exp_avg": "m", "exp_avg_var": "v"}
-    read = re.findall(r"^    (\w) = _pointer\(addresses, (\d),", KERNELS, re.MULTILINE)
-    assert set(read) == {(letters[row], str(POINTER_ROWS.index(row))) for row in letters}
+    scales = dict(zip(aida.backends.columns.SCALE_ROWS, "ab", strict=True))
+    rows = (*POINTER_ROWS, *scales)
+    for text, names in ((KERNELS, letters), (LOW_KERNELS, letters | scales | {"step": "step"})):
+        read = re.findall(r"^    +(\w+) = _pointer\(addresses, (\d),", text, re.MULTILINE)
+        assert set(read) == {(names[row], str(rows.index(row))) for row in names}
+    compensations = re.findall(r"c = _pointer\(addresses, (\d) if tl.uint8 == STATE else (\d),", LOW_KERNELS)
+    assert set(compensations) == {(str(len(rows)), str(len(POINTER_ROWS)))}
     counters = re.findall(
         r"(\w+)_pointer = tl.load\(addresses \+ (\d) \* tensors", (FOLDER / "kernel_scalars.py").read_text()
     )
@@ -75,11 +83,19 @@ def test_triton_reads_the_rows_of_the_pointer_table_under_their_numbers() -> Non
 
 
 def test_triton_stores_the_inner_products_under_their_numbers() -> None:
-    stored = re.findall(
-        r"tl\.store\(partial \+ (?:(\d) \* )?(chunks \+ )?chunk, (\w\w)\)", (FOLDER / "kernels.py").read_text()
-    )
-    numbers = {product: int(factor) if factor else int(bool(chunks)) for factor, chunks, product in stored}
-    assert numbers == {product: number for number, product in enumerate(PRODUCT_COLUMNS)}
+    for text in (KERNELS, LOW_KERNELS):
+        stored = re.findall(r"tl\.store\(partial \+ (?:(\d) \* )?(chunks \+ )?chunk, (\w\w)\)", text)
+        numbers = {product: int(factor) if factor else int(bool(chunks)) for factor, chunks, product in stored}
+        assert numbers == {product: number for number, product in enumerate(PRODUCT_COLUMNS)}
+
+
+def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words() -> None:
+    fields = upper(*aida._step.storage.Stream._fields, "stream")
+    assert constants(LOW_KERNELS) == {name: number for number, name in enumerate(fields)}
+    found = constants(ROUNDING)
+    names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
+    assert [found[name] for name in names] == [getattr(aida.rounding, f"_{name}") for name in names]
+    assert found["SHARE"] == aida.rounding.BLOCK
 
 
 def test_the_value_table_holds_each_value_in_its_column() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aida import Aida
 from aida.backends import Batch, triton
-from aida.backends.device_tables import _launches_dependently
+from aida.backends.device_tables import _has_capability
 from aida.backends.triton import Triton
 from paths import INTERPRETED_PATHS
 
@@ -133,10 +133,10 @@ def test_tables_are_sent_with_the_parameters_device_current(monkeypatch: pytest.
 def test_only_nvidias_devices_launch_dependently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
     cuda = torch.device("cuda")
-    assert _launches_dependently(cuda)
+    assert _has_capability(cuda)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert not _launches_dependently(cuda)
-    assert not _launches_dependently(torch.device("cpu"))
+    assert not _has_capability(cuda)
+    assert not _has_capability(torch.device("cpu"))
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------

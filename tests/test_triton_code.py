@@ -8,33 +8,54 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from aida.backends import kernels  # noqa: E402
-from aida.backends.plans import APPLY_CHUNK, APPLY_WARPS, COLLECT_BLOCK, REDUCE_CHUNK, REDUCE_WARPS  # noqa: E402
+from aida.backends import kernels, low_kernels  # noqa: E402
+from aida.backends.plans import (  # noqa: E402
+    APPLY_CHUNK,
+    APPLY_WARPS,
+    COLLECT_BLOCK,
+    LOW_REDUCE_WARPS,
+    REDUCE_CHUNK,
+    REDUCE_WARPS,
+    width,
+)
 
 #: Types of arguments that are not known when the kernels are compiled.
 TYPES = {
-    **dict.fromkeys(("addresses", "sizes", "lr_addresses", "lr_kinds"), "*i64"),
+    **dict.fromkeys(("addresses", "sizes", "lr_addresses", "lr_kinds", "streams"), "*i64"),
     **dict.fromkeys(("run_of", "tensor_of", "first_chunk", "arrivals", "finite"), "*i32"),
     **dict.fromkeys(("tensors", "chunks"), "i32"),
     **dict.fromkeys(("values", "coefficients", "sums", "squared", "squared_norm", "partial"), "*fp64"),
 }
 NAMES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
+WARPS = {
+    "reduce_kernel": REDUCE_WARPS, "apply_kernel": APPLY_WARPS,
+    "low_reduce_kernel": LOW_REDUCE_WARPS, "low_apply_kernel": APPLY_WARPS,
+}  # fmt: skip
+STORED = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp8": "uint8"}
 
 VECTOR_LOAD = re.compile(r"ld\.global\S*\.v4\.b32")
 VECTOR_STORE = re.compile(r"st\.global\S*\.v4\.b32")
 
 
+def compiled(*args: Any, **options: Any) -> str:
+    """Assembly of a kernel."""
+    return binary(*args, **options)["amdgcn" if isinstance(options.get("generation"), str) else "ptx"]  # type: ignore[no-any-return]
+
+
 @cache
-def compiled(
+def binary(
     name: str,
     dtype: str = "fp32",
     *,
@@ -42,12 +63,15 @@ def compiled(
     clips: bool = False,
     scales: bool = False,
     generation: int | str = 90,
-) -> str:
-    """Assembly of a kernel as a training with L2 weight decay launches it."""
+    state: str = "",
+    rounding: str = "nearest",
+    strided: bool = False,
+) -> Any:
+    """A kernel as a training with L2 weight decay launches it, in every stage of the compiler."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    state = "fp64" if dtype == "fp64" else "fp32"
+    state = state or ("fp64" if dtype == "fp64" else "fp32")
     types = dict(TYPES)
     if scales:
         types |= {"amp_scale": "*fp32", "found_inf": "*fp32"}
@@ -56,28 +80,33 @@ def compiled(
         **dict.fromkeys(("amp_scale", "found_inf")),
         **dict.fromkeys(("PARAM", "GRAD"), given),
         **dict.fromkeys(("HAS_AMP", "HAS_FOUND_INF"), scales),
-        "STATE": getattr(triton.language, NAMES[state]),
+        "STATE": getattr(triton.language, STORED[state]),
         "ALIGNED": aligned,
+        "WIDTH": width([getattr(torch, NAMES[dtype]), getattr(torch, STORED[state])]) if aligned else 1,
+        "ROUNDING": rounding,
+        "KAHAN": rounding == "kahan",
+        "STRIDED": strided,
+        "NATIVE": generation == 90,
         "HAS_L2": True,
         "CLIPS": clips,
         "NEW": not clips and state == "fp64",
+        "EIGHT_BIT": state == "fp8",
         "SINGLE": state == "fp32",
         "MERGED": not clips,
         "PDL": not clips and generation == 90,
         "BLOCK": COLLECT_BLOCK,
-        "CHUNK": REDUCE_CHUNK if name == "reduce_kernel" else APPLY_CHUNK,
+        "CHUNK": REDUCE_CHUNK if name.endswith("reduce_kernel") else APPLY_CHUNK,
     }
-    kernel = getattr(kernels, name)
+    kernel = getattr(low_kernels if name.startswith("low") else kernels, name)
     signature = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
     constants = {(i,): known[arg] for i, arg in enumerate(kernel.arg_names) if arg not in types}
-    options: dict[str, Any] = {"num_warps": {"reduce_kernel": REDUCE_WARPS, "apply_kernel": APPLY_WARPS}.get(name, 4)}
-    if name == "apply_kernel" and known["PDL"]:
+    options: dict[str, Any] = {"num_warps": WARPS.get(name, 4)}
+    if name.endswith("apply_kernel") and known["PDL"]:
         options["launch_pdl"] = True
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     amd = isinstance(generation, str)
     target = GPUTarget("hip", generation, 64) if amd else GPUTarget("cuda", generation, 32)
-    text: str = triton.compile(source, target=target, options=options).asm["amdgcn" if amd else "ptx"]
-    return text
+    return triton.compile(source, target=target, options=options).asm
 
 
 @pytest.mark.slow
@@ -116,3 +145,71 @@ def test_what_apply_reads_before_the_reduction_ended_passes_the_first_cache_by()
     assert set(re.findall(r"ld\.global\.(?!cg)\S+", before)) == set()
     # coefficients and values are float64; all 32-bit words are of tensors and maps
     assert set(re.findall(r"ld\.global\S*", "".join(behind))) == {"ld.global.b64", "ld.global.cg.b32"}
+
+
+# -- state in fewer bits, and parameters rounded otherwise -----------------------------------------------
+
+LOW_BATCHES: list[dict[str, Any]] = [
+    {"state": "fp8", "dtype": "bf16", "rounding": "stochastic"},
+    {"state": "fp8", "dtype": "fp32"},
+    {"state": "bf16", "dtype": "bf16", "rounding": "kahan"},
+    {"state": "fp32", "dtype": "fp16", "rounding": "stochastic"},
+]
+EACH_LOW_BATCH = pytest.mark.parametrize("batch", LOW_BATCHES, ids=lambda batch: "-".join(batch.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [80, "gfx942"])
+@pytest.mark.parametrize("batch", [LOW_BATCHES[0], LOW_BATCHES[2]], ids=["fp8-bf16-stochastic", "bf16-bf16-kahan"])
+def test_the_low_kernels_compile_for_other_devices(batch: dict[str, Any], generation: int | str) -> None:
+    for name in ("low_reduce_kernel", "low_apply_kernel"):
+        assert name in compiled(name, **batch, strided=True, clips=True, generation=generation)
+
+
+@EACH_LOW_BATCH
+def test_whole_chunks_of_low_tensors_are_moved_in_wide_accesses(batch: dict[str, Any]) -> None:
+    """The widest dtype 16 bytes at a time, and the same number of elements of the others."""
+    sizes = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+    p, state = sizes[batch["dtype"]], sizes[batch["state"]]
+    added = [p] if batch.get("rounding") == "kahan" else []
+    elements = 16 // max(p, state)
+    for name, loads, stores, per_thread in (
+        ("low_reduce_kernel", [p, p, state, *added], [], REDUCE_CHUNK // (32 * LOW_REDUCE_WARPS)),
+        (
+            "low_apply_kernel",
+            [p, p, state, state, *added],
+            [p, state, state, *added],
+            APPLY_CHUNK // (32 * APPLY_WARPS),
+        ),
+    ):
+        text = compiled(name, **batch)
+        for kind, moved in (("ld", loads), ("st", stores)):
+            for words in {elements * size // 4 for size in moved} - {1}:  # single words are also counters and maps
+                found = re.findall(rf"\b{kind}\.global\S*\.v{words}\.b32", text)
+                wanted = sum(elements * size // 4 == words for size in moved)
+                assert len(found) == wanted * per_thread // elements, (name, kind, words)
+
+
+@EACH_LOW_BATCH
+def test_the_low_kernels_keep_all_values_in_registers(batch: dict[str, Any], tmp_path: Path) -> None:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton has no cuobjdump")
+    for name in ("low_reduce_kernel", "low_apply_kernel"):
+        file = tmp_path / f"{name}.cubin"
+        file.write_bytes(binary(name, **batch)["cubin"])
+        usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+        assert "STACK:0 " in usage
+        assert "LOCAL:0 " in usage
+    # elements stay with their thread: only the few scales pass through shared memory
+    assert compiled("low_apply_kernel", **batch).count("st.shared") <= 4
+
+
+def test_what_low_apply_reads_before_the_reduction_ended_passes_the_first_cache_by() -> None:
+    text = compiled("low_apply_kernel", **LOW_BATCHES[0])
+    before, *behind = text.split("griddepcontrol.wait")
+    assert len(behind) == 2, "whole chunks, and a tensor's last"
+    assert "st.global" not in before
+    assert set(re.findall(r"ld\.global\.(?!cg)\S+", before)) == set()
+    # coefficients and values are float64; the float32 is the counter of steps, which the reduction has increased
+    assert re.findall(r"ld\.global\.(?!cg)\S+", "".join(behind)).count("ld.global.b32") == len(behind)

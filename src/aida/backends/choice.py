@@ -40,7 +40,7 @@ def distribute(found: Batch, index: int, group: dict[str, Any], hyper: Hyper, ba
         key = (type(param), type(grad), param.device, param.dtype, grad.dtype, scattered is None, ranks, origin.storage)
         route = known.get(key)
         if route is None:
-            kind = kind_of(param if scattered is None else scattered, grad, group, hyper, origin.storage)
+            kind = kind_of(param if scattered is None else scattered, grad, group, hyper)
             clips = bool(ranks) and hyper.clip_norm is not None
             route = known[key] = Route(kind, param.device, param.dtype, grad.dtype, ranks, clips, origin.storage)
         routes.append(route)
@@ -66,7 +66,7 @@ def make_backend(route: Route) -> Backend:
     return backend if route.storage == FULL else Widened(backend)
 
 
-def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper, storage: Storage) -> Kind:
+def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper) -> Kind:
     """The path of a tensor with its group's flags."""
     foreach, fused = group["foreach"], group["fused"]
     if group["differentiable"] or (foreach is False and not fused):
@@ -79,7 +79,7 @@ def kind_of(param: Tensor, grad: Tensor, group: dict[str, Any], hyper: Hyper, st
         return "foreach"
     if fused and not fused_available(param.device.type):
         raise RuntimeError(_why_not_fused(param.device.type))
-    return "fused" if _fits_fused(param, grad, hyper, storage) else "foreach"
+    return "fused" if _fits_fused(param, grad, hyper) else "foreach"
 
 
 def in_dispatch_mode() -> bool:
@@ -94,12 +94,12 @@ def fused_available(device_type: str) -> bool:
     return device_type == "cpu" and cpu.available()
 
 
-def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper, storage: Storage) -> bool:
+def _fits_fused(param: Tensor, grad: Tensor, hyper: Hyper) -> bool:
     if not fused_available(param.device.type):
         return False
     if hyper.has_tensor_betas and any(isinstance(b, Tensor) and b.is_cuda for b in (hyper.beta1, hyper.beta2)):
         return False  # the tables hold numbers, and reading them from the device would synchronize
-    return triton.fits(param, grad) and storage == FULL if param.is_cuda else cpu.fits(param, grad)
+    return triton.fits(param, grad) if param.is_cuda else cpu.fits(param, grad)
 
 
 def _why_not_fused(device_type: str) -> str:

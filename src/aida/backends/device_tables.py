@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aida.backends import Batch
-from aida.backends.columns import COEFFICIENT_COLUMNS, POINTER_ROWS, PRODUCT_COLUMNS, VALUE_COLUMNS
+from aida.backends.columns import COEFFICIENT_COLUMNS, PRODUCT_COLUMNS, VALUE_COLUMNS
 from aida.backends.launch import Plan
 
 
@@ -28,13 +28,14 @@ class Workspace:
     device_sizes: Tensor
     reduce_map: tuple[Tensor, Tensor, int]  #: tensor of each chunk, first chunk of each tensor, number of chunks
     apply_map: tuple[Tensor, Tensor, int]
-    coefficients: Tensor
+    coefficients: Tensor  #: one row of columns per tensor, then the eps share of each tensor's 8-bit state
     arrivals: Tensor  #: chunks of a tensor that are reduced; reset to 0 by every step
     finite: Tensor
     sums: Tensor
     squared: Tensor
     norm: Tensor  #: squared norm over all clipped tensors
     pdl: bool  #: programmatic dependent launch: apply starts loading before the reduction has ended
+    converts_e4m3: bool  #: whether the device has an instruction for that
     _partial: dict[bool, Tensor] = field(default_factory=dict)
 
     def partial(self, batch: Batch, gram: bool) -> Tensor:
@@ -54,6 +55,9 @@ class Tables:
     run_of: Tensor  #: the run of each tensor
     counts: list[int]  #: tensors per run
     generation: int  #: of the batch's tensors
+    rows: int  #: of the pointer table
+    streams: Tensor | None  #: where the random bits of each tensor are; None if nothing is rounded stochastically
+    strided: bool  #: whether the positions of one of them have gaps
     addresses: array[int] = field(default_factory=lambda: array("Q"))  #: as last sent
     lrs: list[tuple[int, int]] = field(default_factory=list)  #: address and kind of each lr on the device, as last sent
     aligned: bool = False  #: whether kernels may access all tensors 16 bytes at a time
@@ -66,7 +70,7 @@ class Tables:
     plans: dict[Hashable, Plan] = field(default_factory=dict)  #: launches of kernels that read this buffer
 
     def __post_init__(self) -> None:
-        start = len(POINTER_ROWS) * len(self.run_of)
+        start = self.rows * len(self.run_of)
         stop = start + len(VALUE_COLUMNS) * len(self.counts)
         self.after_addresses = self.buffer[start:]
         self.values = self.buffer[start:stop].view(torch.float64)
@@ -90,8 +94,23 @@ def make_tables(batch: Batch, like: Tables | None) -> Tables:
     else:
         runs = [run for run, count in enumerate(counts) for _ in range(count)]
         run_of = torch.tensor(runs, dtype=torch.int32, device=batch.device)
-    words = len(POINTER_ROWS) * len(batch) + (len(VALUE_COLUMNS) + 2) * len(counts)
-    return Tables(torch.empty(words, dtype=torch.int64, device=batch.device), run_of, counts, batch.generation)
+    if like is not None and like.generation == batch.generation:
+        streams, strided = like.streams, like.strided
+    else:
+        streams, strided = _streams(batch)
+    rows = len(batch.tensor_lists())
+    words = rows * len(batch) + (len(VALUE_COLUMNS) + 2) * len(counts)
+    buffer = torch.empty(words, dtype=torch.int64, device=batch.device)
+    return Tables(buffer, run_of, counts, batch.generation, rows, streams, strided)
+
+
+def _streams(batch: Batch) -> tuple[Tensor | None, bool]:
+    state, rounding = batch.storage
+    if state == "float32" and rounding != "stochastic":
+        return None, False
+    streams = batch.streams()
+    strided = any(stream.run < p.numel() for stream, p in zip(streams, batch.params, strict=True))
+    return torch.tensor(streams, dtype=torch.int64, device=batch.device), strided
 
 
 def make_capture_tables(batch: Batch, like: Tables) -> CaptureTables:
@@ -108,19 +127,20 @@ def make_workspace(sizes: list[int], reduce_chunk: int, apply_chunk: int, device
         # empty tensors get a program too, which counts their steps
         reduce_map=_chunk_map([max(size, 1) for size in sizes], reduce_chunk, device),
         apply_map=_chunk_map(sizes, apply_chunk, device),
-        coefficients=torch.empty(count, len(COEFFICIENT_COLUMNS), dtype=torch.float64, device=device),
+        coefficients=torch.empty(count * (len(COEFFICIENT_COLUMNS) + 1), dtype=torch.float64, device=device),
         arrivals=torch.zeros(count, dtype=torch.int32, device=device),
         finite=torch.ones(count, dtype=torch.int32, device=device),
         sums=torch.zeros(len(PRODUCT_COLUMNS), count, dtype=torch.float64, device=device),
         squared=torch.zeros(count, dtype=torch.float64, device=device),
         norm=torch.zeros((), dtype=torch.float64, device=device),
-        pdl=_launches_dependently(device),
+        pdl=_has_capability(device, (9, 0)),
+        converts_e4m3=_has_capability(device, (8, 9)),
     )
 
 
-def _launches_dependently(device: torch.device) -> bool:
+def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
     # ROCm devices are called cuda too, and number their architectures differently
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= least
 
 
 def _chunk_map(sizes: list[int], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, int]:

@@ -117,7 +117,7 @@ def products(mm0, mg, gg, values, NEW: tl.constexpr):
 def finish_scalars(
     addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
     scale, dot, mm, gg, usable,
-    HAS_FOUND_INF: tl.constexpr,
+    HAS_FOUND_INF: tl.constexpr, EIGHT_BIT: tl.constexpr,
 ):  # fmt: skip
     """Compute all coefficients of one tensor in float64, and count its step or its skipped step."""
     # projections: rule.residual_coefficients
@@ -142,7 +142,8 @@ def finish_scalars(
     step = tl.load(step_pointer)
     t = (step + 1).to(tl.float64)
     correction1 = 1 - tl.exp(t * tl.log(tl.load(values + BETA1)))
-    correction2 = 1 - tl.exp(t * tl.log(tl.load(values + BETA2)))
+    beta2 = tl.load(values + BETA2)
+    correction2 = 1 - tl.exp(t * tl.log(beta2))
     lr = tl.load(values + LR)
     lr_kind = tl.load(lr_kinds + run)
     if lr_kind == 1:
@@ -163,7 +164,30 @@ def finish_scalars(
     tl.store(row + RESIDUAL_G, tl.where(even, -beta, alpha))
     tl.store(row + STEPSIZE, lr * tl.sqrt(correction2) / correction1)
     tl.store(row + SHRINK, 1 - lr * tl.load(values + DECAY))
+    if EIGHT_BIT:  # rule.eps_share, behind the rows
+        tl.store(coefficients + tensors * COEFFICIENTS + tensor, tl.load(values + EPS) * correction2 / (1 - beta2))
     tl.store(step_pointer, tl.where(change, step + 1, step))
     skipped_pointer = tl.load(addresses + 5 * tensors + tensor).to(tl.pointer_type(tl.float32))
     if bad:
         tl.store(skipped_pointer, tl.load(skipped_pointer) + 1)
+
+
+@triton.jit
+def finish_tensor(
+    addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, amp_scale, found_inf, coefficients,
+    partial, chunks, arrivals, first, first_chunk,
+    HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    """In the last program of a tensor, after all have stored their partial sums: ``finish_scalars``."""
+    tl.debug_barrier()
+    last = tl.load(first_chunk + tensor + 1)
+    # acquire and release, so that the last program sees what all others stored
+    if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
+        tl.store(arrivals + tensor, 0)
+        mm0, mg, gg = row_sums(partial, chunks, first, last, BLOCK)
+        dot, mm, gg = products(mm0, mg, gg, values, tl.float64 == STATE)
+        scale = grad_scale(amp_scale, values, HAS_AMP)
+        finish_scalars(
+            addresses, tensors, tensor, run, values, lr_addresses, lr_kinds, found_inf, coefficients,
+            scale, dot, mm, gg, is_usable(gg, False, tl.float64 != STATE), HAS_FOUND_INF, tl.uint8 == STATE,
+        )  # fmt: skip

@@ -30,6 +30,7 @@ from aida.backends.kernel_scalars import (
     STEPSIZE,
     VALUES,
     finish_scalars,
+    finish_tensor,
     grad_scale,
     is_usable,
     products,
@@ -132,18 +133,11 @@ def reduce_kernel(
     else:
         _reduce_tile(p, g, m, mine, amp_scale, partial, chunk, chunks, left, HAS_AMP, HAS_L2, CLIPS, CHUNK, True)
     if MERGED:
-        tl.debug_barrier()
-        last = tl.load(first_chunk + tensor + 1)
-        # acquire and release, so that the last program sees what all others stored
-        if tl.atomic_add(arrivals + tensor, 1, sem="acq_rel") == last - first - 1:
-            tl.store(arrivals + tensor, 0)
-            mm0, mg, gg = row_sums(partial, chunks, first, last, BLOCK)
-            dot, mm, gg = products(mm0, mg, gg, mine, tl.float64 == STATE)
-            scale = grad_scale(amp_scale, mine, HAS_AMP)
-            finish_scalars(
-                addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-                scale, dot, mm, gg, is_usable(gg, False, tl.float32 == STATE), HAS_FOUND_INF,
-            )  # fmt: skip
+        finish_tensor(
+            addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, amp_scale, found_inf, coefficients,
+            partial, chunks, arrivals, first, first_chunk,
+            HAS_AMP, HAS_FOUND_INF, BLOCK, STATE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -184,6 +178,7 @@ def coefficients_kernel(
     addresses, tensors, run_of, values, lr_addresses, lr_kinds, amp_scale, found_inf,
     sums, squared_norm, finite, coefficients,
     HAS_AMP: tl.constexpr, HAS_FOUND_INF: tl.constexpr, HAS_L2: tl.constexpr, CLIPS: tl.constexpr, NEW: tl.constexpr,
+    EIGHT_BIT: tl.constexpr,
 ):  # fmt: skip
     """Compute the coefficients of one tensor after something happened between the phases, such as clipping."""
     tensor = tl.program_id(0)
@@ -205,7 +200,7 @@ def coefficients_kernel(
     dot, mm, gg = products(mm0, mg, gg, mine, NEW)
     finish_scalars(
         addresses, tensors, tensor, run, mine, lr_addresses, lr_kinds, found_inf, coefficients,
-        scale, dot, mm, gg, tl.load(finite + tensor) != 0, HAS_FOUND_INF,
+        scale, dot, mm, gg, tl.load(finite + tensor) != 0, HAS_FOUND_INF, EIGHT_BIT,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from aida._step.storage import FULL
 from aida.backends import Batch
 from aida.backends.device_tables import Tables, Workspace
 from aida.backends.launch import Launch, Plan
@@ -14,17 +15,26 @@ from aida.backends.launch import Launch, Plan
 #: Elements and warps per program, chosen by measurement: docs/performance.md.
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
 APPLY_CHUNK, APPLY_WARPS = 512, 1
+#: Warps of the low reduction. With 4 it needs nearly all registers that a thread can have, and spills some.
+LOW_REDUCE_WARPS = 8
+#: Bytes that a thread moves at a time.
+ACCESS = 16
 #: Partial sums that a program adds at a time.
 COLLECT_BLOCK = 256
 
 
 def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) -> Plan:
     """The launches of a step. If ``merged``, the reduction also computes the coefficients and counts the step."""
-    from aida.backends import kernels
+    from aida.backends import kernels, low_kernels
 
     clips, has_l2 = batch.traits.clips, batch.traits.has_l2
     grad_scale, found_inf = batch.grad_scale, batch.found_inf
-    types = [_triton_type(tensors[0].dtype) for tensors in (batch.params, batch.grads, batch.exp_avgs)]
+    dtypes = [tensors[0].dtype for tensors in (batch.params, batch.grads, batch.exp_avgs)]
+    types = [_triton_type(dtype) for dtype in dtypes]
+    storage = batch.storage
+    full, kahan, native = storage == FULL, storage.rounding == "kahan", workspace.converts_e4m3
+    # of the low kernels: the number of elements of the widest dtype
+    access = tables.aligned if full else width(dtypes) if tables.aligned else 1
     pdl = merged and workspace.pdl
     partial = workspace.partial(batch, clips)
     tensor_of, first_chunk, chunks = workspace.reduce_map
@@ -32,16 +42,19 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         tables.buffer, len(batch), workspace.device_sizes, tables.run_of, tensor_of, first_chunk, tables.values,
         tables.lr_addresses, tables.lr_kinds, grad_scale, found_inf,
         partial, chunks, workspace.arrivals, workspace.coefficients,
-        *types, tables.aligned, grad_scale is not None, found_inf is not None,
-        has_l2, clips, merged, pdl, REDUCE_CHUNK, COLLECT_BLOCK,
+        *types, access, grad_scale is not None, found_inf is not None,
+        has_l2, clips, merged, pdl, REDUCE_CHUNK, COLLECT_BLOCK, *(() if full else (kahan, native)),
     )  # fmt: skip
-    reduce = Launch(kernels.reduce_kernel, chunks, args, num_warps=REDUCE_WARPS)
+    reduce_kernel, warps = (
+        (kernels.reduce_kernel, REDUCE_WARPS) if full else (low_kernels.low_reduce_kernel, LOW_REDUCE_WARPS)
+    )
+    reduce = Launch(reduce_kernel, chunks, args, num_warps=warps)
 
     collect = coefficients = apply = None
     if not merged:
         args = (
             tables.run_of, first_chunk, tables.values, grad_scale, partial, chunks,
-            workspace.sums, workspace.squared, workspace.finite, len(batch), batch.exp_avgs[0].dtype == torch.float32,
+            workspace.sums, workspace.squared, workspace.finite, len(batch), dtypes[2] != torch.float64,
             grad_scale is not None, has_l2, clips, COLLECT_BLOCK,
         )  # fmt: skip
         collect = Launch(kernels.collect_kernel, len(batch), args)
@@ -50,7 +63,7 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
             tables.lr_addresses, tables.lr_kinds, grad_scale, found_inf,
             workspace.sums, workspace.norm, workspace.finite, workspace.coefficients,
             grad_scale is not None, found_inf is not None, has_l2, clips,
-            not clips and batch.exp_avgs[0].dtype == torch.float64,
+            not clips and dtypes[2] == torch.float64, storage.state == "fp8",
         )  # fmt: skip
         coefficients = Launch(kernels.coefficients_kernel, len(batch), args)
 
@@ -59,15 +72,22 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         args = (
             tables.buffer, len(batch), workspace.device_sizes, tables.run_of, tensor_of, first_chunk,
             tables.values, workspace.coefficients, chunks,
-            *types, tables.aligned, has_l2, pdl, APPLY_CHUNK,
+            *types, access, has_l2, pdl, APPLY_CHUNK,
+            *(() if full else (tables.streams, storage.rounding, tables.strided, native)),
         )  # fmt: skip
+        apply_kernel = kernels.apply_kernel if full else low_kernels.low_apply_kernel
         options = {"launch_pdl": True} if pdl else {}
-        apply = Launch(kernels.apply_kernel, chunks, args, num_warps=APPLY_WARPS, **options)
+        apply = Launch(apply_kernel, chunks, args, num_warps=APPLY_WARPS, **options)
     norm = workspace.norm
     return Plan(
         reduce, collect, coefficients, apply, workspace.sums.T, workspace.finite, workspace.squared,
         norm, norm if clips and batch.exchange is None else None,
     )  # fmt: skip
+
+
+def width(dtypes: list[torch.dtype]) -> int:
+    """The number of elements that a thread moves at a time: of the widest dtype, so that it is the same for all."""
+    return ACCESS // max(dtype.itemsize for dtype in dtypes)
 
 
 @cache

@@ -44,6 +44,7 @@ def available() -> bool:
 
 
 def fits(param: Tensor, grad: Tensor) -> bool:
+    """For any storage."""
     return param.dtype in DTYPES and grad.dtype in DTYPES and is_dense(param)
 
 
@@ -148,7 +149,10 @@ class Triton:
         if same_place:  # a scheduler set lr, and no tensor moved
             self._send(tables.value_words, tables.after_addresses, reserved)
         else:
-            tables.aligned = reduce(or_, addresses[: SHAPED_ROWS * len(batch)], 0) % 16 == 0
+            shaped = addresses[: SHAPED_ROWS * len(batch)]
+            if batch.storage.rounding == "kahan":
+                shaped += addresses[-len(batch) :]  # the compensations
+            tables.aligned = reduce(or_, shaped, 0) % 16 == 0
             self._send(array("q", addresses.tobytes()) + tables.value_words, tables.buffer, reserved)
         tables.addresses, tables.values_generation, tables.lrs = addresses[:], batch.values_generation, lrs
         return tables

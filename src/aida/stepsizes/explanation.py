@@ -87,8 +87,7 @@ def _path(optimizer: Optimizer, group: dict[str, Any]) -> str:
     hyper = from_group(group)
     for p in group["params"]:
         # without a gradient, assume one like the parameter
-        storage = storage_of(p, group, layers_of(p, group))
-        kind = kind_of(local(p), local(p if p.grad is None else p.grad), group, hyper, storage)
+        kind = kind_of(local(p), local(p if p.grad is None else p.grad), group, hyper)
         sharded = ", sharded" if is_dtensor(p) else ""
         kinds[f"{kind} on {p.device.type} in {str(p.dtype).removeprefix('torch.')}{sharded}"] += 1
     return "; ".join(f"{label} ({_counted(number, 'tensor')})" for label, number in kinds.items())
