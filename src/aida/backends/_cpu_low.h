@@ -253,17 +253,17 @@ static TARGET void LEVEL(add_products)(const struct stretch *at, const struct co
     }
 }
 
-/* New m, v and p. Returns the largest magnitude of m. */
-static inline INLINE TARGET int32_t LEVEL(compute)(float *restrict p, const float *restrict grad, float *restrict m,
-                                                   float *restrict v, const struct coefficients *c, int with_l2,
-                                                   int from_grad)
+/* New m, v and p. With `roots` v becomes the root of v. `largest` gets the largest magnitudes of m and v. */
+static inline INLINE TARGET void LEVEL(compute)(float *restrict p, const float *restrict grad, float *restrict m,
+                                                float *restrict v, int32_t *restrict largest,
+                                                const struct coefficients *c, int with_l2, int from_grad, int roots)
 {
     const float scale = (float)c->scale, l2 = (float)c->l2, weight = (float)c->lerp_weight;
     const float a = (float)c->residual_m, b = (float)c->residual_g;
     const float beta2 = (float)c->beta2, rest2 = (float)(1 - c->beta2), eps = (float)c->eps;
     const float eps_share = (float)c->eps_share, stepsize = (float)c->stepsize, decay = (float)c->scaled_decay;
-    int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
+    int32_t largest_m = 0, largest_v = 0;
+#pragma omp simd reduction(max : largest_m, largest_v)
     for (int i = 0; i < BLOCK; i++) {
         float g = scale * grad[i];
         if (with_l2)
@@ -276,28 +276,33 @@ static inline INLINE TARGET int32_t LEVEL(compute)(float *restrict p, const floa
         const float residual = a * m[i] + b * g;
 
         /* variance */
-        v[i] = beta2 * v[i] + rest2 * (residual * residual) + eps;
+        const float kept = beta2 * v[i] + rest2 * (residual * residual) + eps;
+        v[i] = roots ? __builtin_sqrtf(kept) : kept;
 
         /* parameters */
-        p[i] -= stepsize * (m[i] / __builtin_sqrtf(v[i] + eps_share)) + decay * p[i];
+        p[i] -= stepsize * (m[i] / __builtin_sqrtf(kept + eps_share)) + decay * p[i];
 
-        const int32_t magnitude = magnitude_of(m[i]);
-        largest = magnitude > largest ? magnitude : largest;
+        if (roots) {
+            const int32_t of_m = magnitude_of(m[i]), of_v = magnitude_of(v[i]);
+            largest_m = of_m > largest_m ? of_m : largest_m;
+            largest_v = of_v > largest_v ? of_v : largest_v;
+        }
     }
-    return largest;
+    largest[0] = largest_m;
+    largest[1] = largest_v;
 }
 
-/* The roots of v, which 8-bit state stores. Returns the largest magnitude. */
-static TARGET int32_t LEVEL(take_roots)(float *v)
+static inline INLINE TARGET void LEVEL(compute_all)(float *p, const float *g, float *m, float *v, int32_t *largest,
+                                                    const struct coefficients *c, int roots)
 {
-    int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int i = 0; i < BLOCK; i++) {
-        v[i] = __builtin_sqrtf(v[i]);
-        const int32_t magnitude = magnitude_of(v[i]);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest;
+    if (c->lerp_from_grad && c->l2 != 0)
+        LEVEL(compute)(p, g, m, v, largest, c, 1, 1, roots);
+    else if (c->lerp_from_grad)
+        LEVEL(compute)(p, g, m, v, largest, c, 0, 1, roots);
+    else if (c->l2 != 0)
+        LEVEL(compute)(p, g, m, v, largest, c, 1, 0, roots);
+    else
+        LEVEL(compute)(p, g, m, v, largest, c, 0, 0, roots);
 }
 
 /* Of the block's elements `count` exist. */
@@ -306,30 +311,24 @@ static TARGET void LEVEL(update_block)(const struct stretch *at, const struct co
     const struct job *job = at->job;
     float p_copy[BLOCK] ALIGNED, g_copy[BLOCK] ALIGNED, m_copy[BLOCK] ALIGNED, v_copy[BLOCK] ALIGNED;
     uint32_t low[BLOCK] ALIGNED, high[BLOCK] ALIGNED;
-    int32_t largest_m, largest_v = 0;
+    int32_t largest[2];
 
     float *p = LEVEL(read_params)(p_copy, at);
     const float *g = LEVEL(read)(g_copy, at->grad, job->storage);
     float *m = LEVEL(read_m)(m_copy, at), *v = LEVEL(read_v)(v_copy, at);
-    if (c->lerp_from_grad && c->l2 != 0)
-        largest_m = LEVEL(compute)(p, g, m, v, c, 1, 1);
-    else if (c->lerp_from_grad)
-        largest_m = LEVEL(compute)(p, g, m, v, c, 0, 1);
-    else if (c->l2 != 0)
-        largest_m = LEVEL(compute)(p, g, m, v, c, 1, 0);
-    else
-        largest_m = LEVEL(compute)(p, g, m, v, c, 0, 0);
     if (job->state == FP8_STATE)
-        largest_v = LEVEL(take_roots)(v);
-    if (count < BLOCK || largest_m > LARGEST || largest_v > LARGEST) {
-        largest_m = largest_finite(m, count);
-        largest_v = largest_finite(v, count);
+        LEVEL(compute_all)(p, g, m, v, largest, c, 1);
+    else
+        LEVEL(compute_all)(p, g, m, v, largest, c, 0);
+    if (job->state == FP8_STATE && (count < BLOCK || largest[0] > LARGEST || largest[1] > LARGEST)) {
+        largest[0] = largest_finite(m, count);
+        largest[1] = largest_finite(v, count);
     }
 
     if (job->state != FLOAT32_STATE || job->rounding == STOCHASTIC)
         LEVEL(random_words)(low, high, at);
-    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest_m, low, 0);
-    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, v, largest_v, low, 16);
+    LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest[0], low, 0);
+    LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, v, largest[1], low, 16);
     if (job->rounding == STOCHASTIC)
         LEVEL(write_by)(at->param, p, job->storage, high, 0);
     else if (job->rounding == KAHAN)
