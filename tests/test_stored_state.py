@@ -268,10 +268,10 @@ def test_the_precision_of_the_state_can_change(before: str, after: str, how: str
         optimizer.param_groups[0]["betas"] = (1 - 1e-9, 1 - 1e-9)  # a step that changes no moment
         optimizer.param_groups[0]["eps"] = 1e-36
     else:
-        state_dict = optimizer.state_dict()
-        optimizer = Aida(params, **HYPER)
-        state_dict["param_groups"][0]["state_precision"] = after
-        optimizer.load_state_dict(through_a_file(state_dict))
+        state_dict = through_a_file(optimizer.state_dict())
+        optimizer = Aida(params, **HYPER, state_precision=after)
+        optimizer.load_state_dict(state_dict)
+        assert optimizer.param_groups[0]["state_precision"] == after
     if how == "group":
         optimizer.step()
     limit = {"float32": 1e-6, "bfloat16": 2**-7, "fp8": 0.14}[after]
@@ -286,8 +286,7 @@ def test_a_float32_checkpoint_goes_into_8_bits_and_back() -> None:
     for _ in range(3):  # after the first rounding to nearest nothing changes any more
         for precision in ("fp8", "float32"):
             state_dict = optimizer.state_dict()
-            state_dict["param_groups"][0]["state_precision"] = precision
-            optimizer = Aida(params, **HYPER)
+            optimizer = Aida(params, **HYPER, state_precision=precision)
             optimizer.load_state_dict(state_dict)
     for mine, old in zip(moments(optimizer, params[0]), start, strict=True):
         assert ((mine - old).abs() <= 0.14 * old.abs() + 1e-5 * old.abs().max()).all()

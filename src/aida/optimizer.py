@@ -29,7 +29,7 @@ from aida._step.phases import update
 from aida._step.refusals import GivenParams, check_clipping, check_whole, initializes_state, part_builder
 from aida._step.sharding import is_dtensor, local, local_gradient
 from aida._step.sorting import sort
-from aida._step.state import SCHEMA, misfit, prepare, restored, rows_of
+from aida._step.state import misfit, prepare, restored, rows_of, sealed
 from aida._step.storage import STORAGE_KEYS, Precision, storage_of
 from aida._step.tracing import without_gradients
 from aida.backends import Backend, Batch
@@ -194,17 +194,17 @@ class Aida(Optimizer):
         self.__dict__.setdefault("_given", GivenParams()).add(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint. The moments of bf16 and fp16 parameters stay in float32.
+        """Load a checkpoint. Groups keep their own ``state_precision``, ``stochastic_rounding`` and ``kahan_sum``.
 
         Args:
-            state_dict (dict): what :meth:`state_dict` returned.
+            state_dict (dict): what :meth:`state_dict` returned, with state of any precision.
         """
         # torch would cast every tensor to its parameter's dtype. Registered last, so that it seals
         # what other hooks return; __setstate__ unseals before load_state_dict post-hooks run.
         with self._lock:  # another thread may be in a step
             for group in self.param_groups:
                 self._given.check(group, "Aida")  # what is in the groups now counts as given afterwards
-            handle = self.register_load_state_dict_pre_hook(SCHEMA.seal)
+            handle = self.register_load_state_dict_pre_hook(sealed)
             try:
                 super().load_state_dict(state_dict)
             finally:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from aida._step.checkpoint import StateSchema, opened
 from aida._step.group_rules import STATE_DTYPES, is_plain
 from aida._step.layers import ONE_LAYER_KEYS, Layers, layers_of
 from aida._step.sharding import copy_part_, counter_like, is_dtensor, local
-from aida._step.storage import FULL, Storage, local_block_shape, places, scales_like
+from aida._step.storage import FULL, OWN_KEYS, Storage, local_block_shape, places, scales_like
 from aida.rounding import BLOCK, decoded, encode_
 from aida.rule import eps_share
 
@@ -38,6 +39,15 @@ SCHEMA = StateSchema(
     saved_names=lambda saved: (CODES, SCALES) if CODES[0] in saved else (MOMENTS, ()),
     counter_shape=lambda p, group: layers_of(p, {**ONE_LAYER_KEYS, **group}).shape,
 )
+
+
+def sealed(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict checked and sealed, whose groups say how this optimizer stores its state."""
+    found = SCHEMA.seal(optimizer, state_dict)
+    own = [{key: group[key] for key in OWN_KEYS} for group in optimizer.param_groups]
+    groups = state_dict["param_groups"]
+    kept = [{**saved, **mine} for saved, mine in zip(groups, own, strict=False)]
+    return {**found, "param_groups": [*kept, *groups[len(kept) :]]}  # torch itself reports another number of groups
 
 
 @cache

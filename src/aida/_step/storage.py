@@ -25,6 +25,9 @@ STORAGE_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 STORAGE_KEYS = tuple(STORAGE_DEFAULTS)
 
+#: Keys that stay as they are when a checkpoint is loaded: they are about memory, not about training.
+OWN_KEYS = ("state_precision", "stochastic_rounding", "kahan_sum")
+
 #: How parameters are rounded, in words.
 ROUNDINGS: dict[Rounding, str] = {
     "nearest": "rounded to nearest", "stochastic": "stochastically rounded", "kahan": "Kahan-summed"
