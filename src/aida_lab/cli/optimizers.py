@@ -22,7 +22,10 @@ def list_optimizers(
 
     Any of them can be built from Python: aida.catalog.find("adabelief").build(model.parameters(), lr=1e-3)
     """
+    from importlib.util import find_spec
+
     from aida.catalog import catalog, find
+    from aida_lab.external import RIVALS
 
     if names:
         for entry in [find(name) for name in names]:
@@ -32,8 +35,21 @@ def list_optimizers(
     for entry in catalog().values():
         drawn.add_row(entry.name, entry.title, entry.rule, f"{entry.paper.authors.split(',')[0]} {entry.paper.year}")
     console().print(drawn)
+    outside = table("", "from other packages", "method", "update in one line", "paper")
+    outside.columns[0].no_wrap = True  # a name is copied
+    for rival in RIVALS:
+        missing = find_spec(rival.name.partition(":")[0].partition(".")[0]) is None
+        outside.add_row(
+            rival.name, f"{rival.title} (not installed)" if missing else rival.title, rival.rule, rival.paper
+        )
+    console().print(outside)
     console().print(
-        "aida list NAME shows one in full: defaults, fixed and searched values per experiment, the place of eps.",
+        "pip install '.[rivals]' installs these packages. --optimizer takes any of these names, any torch optimizer as "
+        "module:Class, and first+rest: the first for hidden matrices, the rest for all other parameters.",
+        style="dim",
+    )
+    console().print(
+        "aida list NAME shows one of the first table in full: defaults, fixed and searched values, the place of eps.",
         style="dim",
     )
 

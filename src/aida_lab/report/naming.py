@@ -59,6 +59,9 @@ def title(method: str) -> str:
         return f"{title(method)}, {values}"
     if match := re.fullmatch(r"aida-k(\d+)", method):
         return f"Aida (K={match[1]})"
+    first, _, rest = method.partition("+")
+    if rest:
+        return f"{title(first)} + {title(rest)}"
     if ":" in method:
         module, _, name = method.partition(":")
         return f"{name} ({module})"
