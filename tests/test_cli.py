@@ -17,6 +17,7 @@ from aida.catalog import catalog, find
 from aida.stepsizes import StepsizeProbe
 from aida.stepsizes.sinks import JsonLines
 from aida_lab.cli import app
+from aida_lab.external import Rival
 from aida_lab.runs.records import scan
 
 
@@ -61,6 +62,15 @@ def test_list_shows_every_optimizer_with_its_rule():
     for entry in catalog().values():
         assert entry.name in found.output
         assert entry.title in found.output
+
+
+def test_list_names_rivals_of_other_packages_and_says_which_are_missing(monkeypatch):
+    monkeypatch.setattr(
+        "aida_lab.external.RIVALS", (Rival("no_such:Class", "Own", "", ""), Rival("torch:X", "X", "", ""))
+    )
+    lines = [" ".join(line.split()) for line in call("list").output.splitlines()]
+    assert "│ no_such:Class │ Own (not installed) │ │ │" in lines
+    assert "│ torch:X │ X │ │ │" in lines
 
 
 @pytest.mark.parametrize("name", list(catalog()))

@@ -195,7 +195,7 @@ def loss_after(steps: int, **values: str) -> float:
 
 
 def test_the_recipe_for_language_learns_and_needs_its_small_eps() -> None:
-    as_printed, with_large_eps = loss_after(60), loss_after(60, **{"eps=1e-12": "eps=1e-8"})
+    as_printed, with_large_eps = loss_after(60), loss_after(60, **{"eps=1e-16": "eps=1e-8"})
     assert 2 * as_printed < with_large_eps
 
 

@@ -143,7 +143,7 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_with_the_same_bits() -> None:
 def test_only_matrices_decay(optimizer: str) -> None:
     given = {"weight_decay": 0.1} if ":" in optimizer else {}
     (spec,) = RunRequest(find_experiment("gpt-pysource"), (optimizer,), given, variant="tiny").specs()
-    built = build(spec, model().parameters(), torch.device("cpu"))
+    built = build(spec, model(), torch.device("cpu"))
     decays = {p.ndim: group["weight_decay"] for group in built.param_groups for p in group["params"]}
     assert decays == {1: 0.0, 2: 0.1}
 
@@ -151,13 +151,13 @@ def test_only_matrices_decay(optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", ["aida", "adamw", "adabelief"])
 def test_its_decay_is_decoupled(optimizer: str) -> None:
     (spec,) = RunRequest(find_experiment("gpt-pysource"), (optimizer,), variant="tiny").specs()
-    built = build(spec, model().parameters(), torch.device("cpu"))
+    built = build(spec, model(), torch.device("cpu"))
     assert all(group.get("decoupled_weight_decay", True) for group in built.param_groups)
 
 
 def test_other_experiments_decay_all_parameters_alike() -> None:
     (spec,) = RunRequest(find_experiment("digits"), ("adamw",)).specs()
-    assert len(build(spec, model().parameters(), torch.device("cpu")).param_groups) == 1
+    assert len(build(spec, model(), torch.device("cpu")).param_groups) == 1
 
 
 # -- the text ------------------------------------------------------------------------------------------

@@ -109,21 +109,6 @@ def test_any_torch_optimizer_can_be_named(tmp_path: Path) -> None:
     assert run(spec, tmp_path, CPU)["best"] > 60
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
-def test_muon_takes_the_matrices_and_adamw_the_rest(tmp_path: Path) -> None:
-    spec = RunRequest(find_experiment("digits"), ("torch.optim:Muon",), {"lr": 2e-3}, epochs=4).specs()[0]
-    whole = run(spec, tmp_path / "whole", CPU)
-    assert whole["best"] > 60
-
-    def stop_in_the_second_epoch(event: Event) -> None:
-        if event.kind == "step" and event.epoch == 1 and event.share > 0.3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        run(spec, tmp_path / "stopped", CPU, stop_in_the_second_epoch)
-    assert run(spec, tmp_path / "stopped", CPU) == whole
-
-
 def test_limited_runs_train_and_measure_less(tmp_path: Path) -> None:
     assert run(digits(limit=2), tmp_path, CPU)["steps"] == 4
 

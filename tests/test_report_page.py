@@ -341,6 +341,8 @@ def test_methods_are_told_apart_by_more_than_colour():
     assert naming.title("aida-k2") == "Aida (K=2)"
     assert naming.title("torch.optim:NAdam") == "NAdam (torch.optim)"
     assert naming.ordered(["sgd", "x:Y", "aida-k1", "aida-k2"]) == ["aida-k2", "aida-k1", "sgd", "x:Y"]
+    variants = [f"aida-k2 eps {eps}" for eps in ("1e-16", "1e-12", "1e-8, projections 2")]
+    assert naming.ordered(reversed(variants)) == variants
 
 
 # --- the command ---

@@ -60,7 +60,7 @@ class Aida(Optimizer):
         betas (tuple of two floats or Tensors, default: (0.9, 0.999)): decay rates of the first and second moment.
         eps (float, default: 1e-8): added to the stored variance at every step. It bounds the adaptive stepsize by
             ``sqrt((1 - beta2) / eps)`` and is not AdamW's outer epsilon, so choose it: 1e-8 suits images. Language
-            models have small gradients and learn slowly with it; use 1e-12, a warm-up and a smaller lr than AdamW's.
+            models have small gradients and learn slowly with it; use 1e-16, a warm-up and a third of AdamW's lr.
         weight_decay (float, default: 0.0): weight decay, decoupled or L2: see ``decoupled_weight_decay``.
         projections (int, default: 2): number of mutual projections, the paper's K. 0 is AdaBelief without outer eps.
         xi (float, default: 1e-20): keeps a projection onto a zero vector defined.

@@ -1,4 +1,4 @@
-"""Optimizers outside the catalog: any class given as ``module:Class``."""
+"""Optimizers outside the catalog: any class given as ``module:Class``, and pairs of two given as ``first+rest``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,38 @@ from importlib import metadata
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
+
+
+class Rival(NamedTuple):
+    """An optimizer of another package, as ``aida list`` shows it."""
+
+    name: str
+    title: str
+    rule: str
+    paper: str
+
+
+#: Those of the extra ``rivals``, and torch's Muon.
+RIVALS = (
+    Rival("torch.optim:Muon+adamw", "Muon", "orthogonalized momentum for matrices; AdamW for the rest", "Jordan 2024"),
+    Rival("pytorch_optimizer:SOAP", "SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", "Vyas 2024"),
+    Rival("schedulefree:AdamWScheduleFree", "Schedule-Free AdamW", "averaged weights, no lr decay", "Defazio 2024"),
+    Rival("pytorch_optimizer:Lion", "Lion", "lr times the sign of an interpolated momentum", "Chen 2023"),
+    Rival("pytorch_optimizer:AdEMAMix", "AdEMAMix", "Adam with a fast and a slow momentum", "Pagliardini 2024"),
+)
+
+
+#: Begins the hyper-parameters of the second optimizer of a pair.
+REST = "rest_"
+
+
+def pair(name: str) -> tuple[str, str]:
+    """Split ``first+rest``: an optimizer for hidden matrices and one for all other parameters; rest is often empty."""
+    first, _, rest = name.partition("+")
+    return (first, rest) if rest else (name, "")
 
 
 def import_optimizer(name: str) -> type[Any]:
@@ -47,6 +76,9 @@ def source_of(name: str) -> str | None:
 
     The checksum covers the class's file and the user's files that it imports. None if neither is available.
     """
+    first, rest = pair(name)
+    if rest:
+        return " + ".join(str(source_of(each)) for each in (first, rest) if ":" in each)
     kind = import_optimizer(name)
     files: dict[str, bytes] = {}
     for module in (name.partition(":")[0], *(each.__module__ for each in kind.__mro__)):

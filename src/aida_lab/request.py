@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aida.catalog import find
-from aida_lab.external import import_optimizer
+from aida_lab.external import REST, import_optimizer, pair
 from aida_lab.parsing import UsageError, resolve
 from aida_lab.spec import PRECISIONS, Experiment, RunSpec
 
@@ -18,7 +18,7 @@ class RunRequest:
     """An experiment with some optimizers and seeds. The experiment or the device decides what is None."""
 
     experiment: Experiment
-    #: Names in the catalog, ``aida-k1`` for Aida with one projection, or ``module:Class``.
+    #: Names in the catalog, ``aida-k1`` for Aida with one projection, ``module:Class``, or ``first+rest`` for two.
     optimizers: tuple[str, ...] = ("aida",)
     given: Mapping[str, Any] = field(default_factory=dict)  #: hyper-parameters for all of them
     seeds: tuple[int, ...] = (0,)
@@ -49,7 +49,7 @@ class RunRequest:
             "limit": self.limit,
             "warmup": self.warmup,
         }
-        methods = [self._method(name) for name in self.optimizers]
+        methods = [self._method(name, dict(self.given)) for name in self.optimizers]
         specs = [
             RunSpec(optimizer=name, hyper=hyper, seed=seed, **rest) for name, hyper in methods for seed in self.seeds
         ]
@@ -75,8 +75,20 @@ class RunRequest:
             raise UsageError(f"{self.experiment.name} has no variant {self.variant!r}; it has {', '.join(known)}")
         return self.variant
 
-    def _method(self, name: str) -> tuple[str, dict[str, Any]]:
-        given = dict(self.given)
+    def _method(self, name: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        first, rest = pair(name)
+        if first == "torch.optim:Muon":  # it accepts matrices only; these steps have the size of AdamW's
+            rest, given = rest or "adamw", {"adjust_lr_fn": "match_rms_adamw", **given}
+        if not rest:
+            return self._single(name, given)
+        if f"{REST}lr" in given:
+            raise UsageError(f"{name}: both optimizers have the same learning rate; leave {REST}lr out")
+        first, hyper = self._single(first, {key: given[key] for key in given if not key.startswith(REST)})
+        of_rest = {key.removeprefix(REST): given[key] for key in given if key.startswith(REST)}
+        rest, values = self._single(rest, of_rest)
+        return f"{first}+{rest}", {**hyper, **{REST + key: values[key] for key in values if key != "lr"}}
+
+    def _single(self, name: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if match := re.fullmatch(r"aida-k(\d+)", name.strip().lower()):
             if given.get("projections", int(match[1])) != int(match[1]):
                 raise UsageError(

@@ -80,6 +80,16 @@ class Restarted:
 
 
 @dataclass(frozen=True)
+class Undecayed:
+    """The warm-up of another schedule, then the learning rate that it ends with."""
+
+    then: Schedule
+
+    def factor(self, epoch: int, step: int, epochs: int) -> float:
+        return self.then.factor(0, min(step, max(1, getattr(self.then, "warmup", 1)) - 1), epochs)
+
+
+@dataclass(frozen=True)
 class InverseSquareRoot:
     """The transformer's ``scale * d_model^-1/2 * min(n^-1/2, n * warmup^-3/2)`` at the n-th step, n from 1.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aida_lab.events import Listener
 from aida_lab.experiments import experiments
-from aida_lab.external import import_optimizer
+from aida_lab.external import import_optimizer, pair
 from aida_lab.parsing import UsageError, parse_values
 from aida_lab.progress.labels import differing, settings_in_words
 from aida_lab.report.collect import Run, run_of
@@ -93,8 +93,8 @@ def method_of(text: str, request: RunRequest, lrs: Sequence[float], seeds: tuple
     request = replace(request, optimizers=(name,), given={**request.given, **fixed})
     spec = request.specs()[0]
     own: Any = spec.hyper.get("lr")
-    if own is None and ":" in name:
-        found = signature(import_optimizer(name)).parameters.get("lr")
+    if own is None and ":" in (first := pair(name)[0]):
+        found = signature(import_optimizer(first)).parameters.get("lr")
         own = found.default if found else None
     if type(own) not in (int, float) or not own > 0:
         raise UsageError(f"{name} has no learning rate to start from; give one: --optimizer {name}:lr=1e-3")

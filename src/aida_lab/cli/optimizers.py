@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from aida_lab.cli.printing import console, table
 
 if TYPE_CHECKING:
     from aida.catalog import Entry
+    from aida_lab.external import Rival
 
 
 def list_optimizers(
@@ -23,6 +25,7 @@ def list_optimizers(
     Any of them can be built from Python: aida.catalog.find("adabelief").build(model.parameters(), lr=1e-3)
     """
     from aida.catalog import catalog, find
+    from aida_lab.external import RIVALS
 
     if names:
         for entry in [find(name) for name in names]:
@@ -33,10 +36,24 @@ def list_optimizers(
         for entry in catalog().values()
     )
     console().print(table("", ("name", "method", "update in one line", "paper"), rows))
+    outside = ((rival.name, _with_note(rival), rival.rule, rival.paper) for rival in RIVALS)
+    drawn = table("", ("from other packages", "method", "update in one line", "paper"), outside)
+    drawn.columns[0].no_wrap = True  # a name is copied
+    console().print(drawn)
     console().print(
-        "aida list NAME shows one in full: defaults, fixed and searched values per experiment, the place of eps.",
+        "pip install '.[rivals]' installs these packages. --optimizer takes any of these names, any torch optimizer as "
+        "module:Class, and first+rest: the first for hidden matrices, the rest for all other parameters.",
         style="dim",
     )
+    console().print(
+        "aida list NAME shows one of the first table in full: defaults, fixed and searched values, the place of eps.",
+        style="dim",
+    )
+
+
+def _with_note(rival: Rival) -> str:
+    installed = find_spec(rival.name.partition(":")[0].partition(".")[0])
+    return rival.title if installed else f"{rival.title} (not installed)"
 
 
 def _describe(entry: Entry) -> None:

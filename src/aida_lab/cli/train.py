@@ -58,8 +58,8 @@ def train(
     optimizer: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that aida list shows, aida-k1 for Aida with one projection, or module:Class such as "
-            "torch.optim:NAdam. Repeat the option for several.",
+            help="A name that aida list shows, aida-k1 for Aida with one projection, module:Class such as "
+            "torch.optim:NAdam, or two as first+rest, the first for hidden matrices. Repeat the option for several.",
             show_default="aida",
         ),
     ] = None,

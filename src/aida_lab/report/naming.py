@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from aida.catalog import catalog
+from aida_lab.report.words import by_value
 
 #: Colour (an index of :data:`aida.stepsizes.drawing.COLOURS`) and dash of each known method.
 _KNOWN = {
@@ -58,6 +59,9 @@ def title(method: str) -> str:
         return f"{title(method)}, {values}"
     if match := re.fullmatch(r"aida-k(\d+)", method):
         return f"Aida (K={match[1]})"
+    first, _, rest = method.partition("+")
+    if rest:
+        return f"{title(first)} + {title(rest)}"
     if ":" in method:
         module, _, name = method.partition(":")
         return f"{name} ({module})"
@@ -74,11 +78,11 @@ def ordered(methods: Iterable[str]) -> list[str]:
     """Aida first, then the catalog's order, then optimizers from outside."""
     names = list(catalog())
 
-    def place(method: str) -> tuple[int, str]:
+    def place(method: str) -> tuple[int, list[tuple[bool, float, str]]]:
         base = method.partition(" ")[0]
         if match := re.fullmatch(r"aida-k(\d+)", base):
-            return -int(match[1]), method
-        return (1 + names.index(base) if base in names else 1 + len(names)), method
+            return -int(match[1]), by_value(method)
+        return (1 + names.index(base) if base in names else 1 + len(names)), by_value(method)
 
     return sorted(set(methods), key=place)
 

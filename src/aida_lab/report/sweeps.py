@@ -94,7 +94,7 @@ def sweeps(found: Iterable[Configuration], metric: Metric) -> list[Sweep]:
             rest = {name: value for name, value in each.hyper.items() if name != "lr"}
             families.setdefault(json.dumps(rest, sort_keys=True), []).append(each)
     swept = []
-    for _, family in sorted(families.items()):
+    for family in families.values():
         shared = Counter(seed for each in family for seed in _ended(each))
         seed = min(shared, key=lambda seed: (-shared[seed], seed))
         members = sorted((each for each in family if seed in _ended(each)), key=lr_of)
@@ -117,10 +117,11 @@ def _named(found: Sequence[Sweep]) -> list[Sweep]:
     hypers = [{name: value for name, value in each.configurations[0].hyper.items() if name != "lr"} for each in found]
     names = dict.fromkeys(name for hyper in hypers for name in hyper)
     differ = [name for name in names if len({repr(hyper.get(name)) for hyper in hypers}) > 1]
-    return [
+    named = [
         replace(each, name=f"{each.method} {words.settings({name: hyper.get(name) for name in differ})}".strip())
         for each, hyper in zip(found, hypers, strict=True)
     ]
+    return sorted(named, key=lambda each: words.by_value(each.name))
 
 
 def without_tuning_runs(found: Sequence[Configuration], metric: Metric) -> list[Configuration]:

@@ -69,6 +69,18 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def by_value(text: str) -> list[tuple[bool, float, str]]:
+    """A key that sorts texts by their words and the numbers in them: eps 1e-16 before eps 1e-8."""
+
+    def key(word: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(word.rstrip(",")), ""
+        except ValueError:
+            return True, 0.0, word
+
+    return [key(word) for word in text.split()]
+
+
 def commit(name: str) -> str:
     """A commit's first seven digits, and the + that marks changed files."""
     return name[:7] + name[40:] if len(name) >= 40 else name

@@ -91,7 +91,7 @@ def space_of(
     given, over = given or {}, over or {}
     if both := sorted(set(given) & set(over)):
         raise UsageError(f"--set and --over both name {', '.join(both)}: a value is either fixed or searched; keep one")
-    paper = {} if ":" in optimizer else experiment.searched(optimizer)
+    paper = {} if {":", "+"}.intersection(optimizer) else experiment.searched(optimizer)
     return Space({name: values for name, values in {**paper, **over}.items() if name not in given})
 
 

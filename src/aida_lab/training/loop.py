@@ -14,11 +14,11 @@ from aida.catalog import reading_for
 from aida.stepsizes import Record, StepsizeProbe
 from aida_lab import distributed, sharding
 from aida_lab.experiments import find_experiment
-from aida_lab.schedules import Restarted, WarmUp
+from aida_lab.schedules import Restarted, Undecayed, WarmUp
 from aida_lab.spec import RunSpec, Switch
 from aida_lab.task import TaskContext
 from aida_lab.training.environment import choose_device, set_up
-from aida_lab.training.optimizers import LearningRate, build, can_be_captured
+from aida_lab.training.optimizers import LearningRate, build, can_be_captured, has_modes, set_mode
 from aida_lab.training.options import Options
 from aida_lab.training.steps import GraphSteps, PlainSteps
 
@@ -42,11 +42,13 @@ class Training:
             for module in self.task.modules.values():
                 sharding.shard(module, self.device)
         self._captured = self._captures(options.graph)
-        declared = self.experiment.schedule
-        self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
         rule = self.experiment.switches.get(spec.variant)
         self.switching = Switching(rule) if rule is not None and spec.optimizer == "sgd" else None
         self._build_optimizers(spec)
+        declared = self.experiment.schedule
+        if any(map(has_modes, self.optimizers.values())):  # it averages weights in place of a decay
+            declared = Undecayed(declared)
+        self._schedule = WarmUp(declared, spec.warmup) if spec.warmup else declared
         self.probes: list[StepsizeProbe] = []
         self.epoch = 0  #: completed epochs
         self.index = 0  #: steps taken in the current epoch
@@ -58,8 +60,7 @@ class Training:
 
     def _build_optimizers(self, spec: RunSpec) -> None:
         self.optimizers = {
-            name: build(spec, module.parameters(), self.device, sharded=self._sharded)
-            for name, module in self.task.modules.items()
+            name: build(spec, module, self.device, sharded=self._sharded) for name, module in self.task.modules.items()
         }
         self._lr = LearningRate(self.optimizers.values())
         self.steps = (GraphSteps if self._captured else PlainSteps)(self.task, self.optimizers)
@@ -94,6 +95,7 @@ class Training:
         self._began = time.perf_counter()
         steps = self.epoch_steps = self.task.begin_epoch(self.epoch)
         schedule, epochs = self._schedule, self.spec.epochs
+        set_mode(self.optimizers.values(), "train")
         while self.index < steps:
             index = self.index
             factor = schedule.factor(self.epoch, self.step, epochs) * self.task.lr_factor(index)
@@ -115,7 +117,9 @@ class Training:
         lr = self._lr.base * schedule.factor(self.epoch, self.step - 1, epochs)
         began = time.perf_counter()
         final = self.epoch + 1 == epochs
+        set_mode(self.optimizers.values(), "eval")
         measured = dict(self.task.evaluate(final)) if math.isfinite(loss) else {}
+        set_mode(self.optimizers.values(), "train")  # a checkpoint is of the weights that train
         self.epoch += 1
         self.index, self._seconds = 0, 0.0
         self._loss.zero_()
