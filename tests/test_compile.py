@@ -83,6 +83,7 @@ class Pair:
         ({"weight_decay": 0.1, "decoupled_weight_decay": False, "maximize": True, "projections": 3}, True),
         ({"weight_decay": 0.1, "decoupled_weight_decay": True, "clip_norm": 0.1}, False),
         ({"nonfinite": "propagate", "projections": 0, "lr": torch.tensor(0.01)}, True),
+        ({"state_precision": "bfloat16"}, True),
     ],
     ids=lambda value: "+".join(value) or "default" if isinstance(value, dict) else ("fullgraph" if value else "breaks"),
 )
