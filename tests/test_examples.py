@@ -226,6 +226,19 @@ def test_a_language_model_learns_with_a_small_eps(
 # -- stepsizes ---------------------------------------------------------------------------------------
 
 
+def test_the_example_of_low_memory_compares_seven_ways_to_store_state_and_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["low_memory.py", "--steps", "20"])
+    lines = run_source((EXAMPLES / "low_memory.py").read_text(), capsys).splitlines()[1:]
+    rows = {line[:50].strip(): [float(number) for number in line[50:].split()] for line in lines}
+    sizes = {name: size for name, (size, _) in rows.items()}
+    assert len(rows) == 7
+    assert (sizes["float32"], sizes["bf16 state"], sizes["bf16 parameters, Kahan sum"]) == (8, 4, 10)
+    assert sizes["fp8 state"] < 2.1
+    assert max(loss for _, loss in rows.values()) < 5.5  # chance: log 256, which is 5.55
+
+
 def test_the_probe_shows_that_aida_spreads_its_stepsizes_less_than_adamw(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the example draws a figure")
     output = run("stepsize_probe.py", tmp_path)
