@@ -304,7 +304,7 @@ def test_codes_without_their_scales_are_refused() -> None:
     ("values", "message"),
     [
         ({"state_precision": "int8"}, "state_precision='int8' must be one of 'float32', 'bfloat16', 'fp8'"),
-        ({"stochastic_rounding": True, "kahan_sum": True}, "two remedies for the same loss"),
+        ({"stochastic_rounding": True, "kahan_sum": True}, "cannot both be True"),
         ({"rounding_seed": -1}, "rounding_seed=-1 must be an integer"),
         ({"stochastic_rounding": 1}, "must be True or False"),
     ],

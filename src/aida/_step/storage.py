@@ -92,7 +92,8 @@ def check_storage_keys(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={group[key]!r} must be True or False")
     if group["stochastic_rounding"] and group["kahan_sum"]:
         raise ValueError(
-            "stochastic_rounding and kahan_sum are two remedies for the same loss; set one of them to False"
+            "stochastic_rounding and kahan_sum cannot both be True: each keeps updates that rounding would lose; "
+            "set one of them to False"
         )
     seed = group["rounding_seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
@@ -141,7 +142,7 @@ def scales_like(p: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     dims = _row_dims(p.shape)
-    size = torch.Size((*p.shape[:dims], prod(p.shape[dims:]) // BLOCK))
+    size = torch.Size((*p.shape[:dims], -(-prod(p.shape[dims:]) // BLOCK)))
     stride = torch.empty(size, device="meta").stride()
     mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
     return DTensor.from_local(zeros, mesh, placements, run_check=False, shape=size, stride=stride)
