@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def own_switches() -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+def pytest_configure() -> None:
+    """Tests send SIGINT, which a shell ignores for what it starts in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -49,7 +49,8 @@ def _pointer(addresses, row, tensors, tensor, dtype: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def _tile(pointer, offsets, left, MASKED: tl.constexpr, CACHE: tl.constexpr = "", EVICT: tl.constexpr = ""):
+def _tile(pointer, offsets, left, MASKED: tl.constexpr, CACHE: tl.constexpr, EVICT: tl.constexpr):
+    # no defaults: Triton 3.6 does not take a default string for a constant
     if MASKED:
         return tl.load(pointer + offsets, mask=offsets < left, other=0, cache_modifier=CACHE, eviction_policy=EVICT)
     return tl.load(pointer + offsets, cache_modifier=CACHE, eviction_policy=EVICT)
@@ -70,9 +71,9 @@ def _wide(tile, scales, NATIVE: tl.constexpr):
 
 @triton.jit
 def _wide_param(p, compensation, offsets, left, MASKED: tl.constexpr, KAHAN: tl.constexpr):
-    wide = _tile(p, offsets, left, MASKED).to(tl.float32)
+    wide = _tile(p, offsets, left, MASKED, "", "").to(tl.float32)
     if KAHAN:
-        wide += _tile(compensation, offsets, left, MASKED).to(tl.float32)
+        wide += _tile(compensation, offsets, left, MASKED, "", "").to(tl.float32)
     return wide
 
 
@@ -85,11 +86,11 @@ def _reduce_tile(
     rows = tl.arange(0, CHUNK // SHARE)
     offsets = rows[:, None] * SHARE + tl.arange(0, SHARE)[None, :]
     # evict_last keeps both in cache, because apply reads them again
-    m0 = _tile(m, offsets, left, MASKED, EVICT="evict_last")
-    g1 = _tile(g, offsets, left, MASKED, EVICT="evict_last").to(tl.float32)
+    m0 = _tile(m, offsets, left, MASKED, "", "evict_last")
+    g1 = _tile(g, offsets, left, MASKED, "", "evict_last").to(tl.float32)
     scales = rows
     if m.dtype.element_ty == tl.uint8:
-        scales = _tile(m_scales, rows, tl.cdiv(left, SHARE), MASKED)
+        scales = _tile(m_scales, rows, tl.cdiv(left, SHARE), MASKED, "", "")
     m64 = tl.ravel(_wide(m0, scales, NATIVE)).to(tl.float64)
     if not CLIPS:  # else the coefficient is not known yet: products of the raw gradient
         g1 = g1 * grad_scale(amp_scale, values, HAS_AMP).to(tl.float32)
@@ -179,18 +180,18 @@ def _apply_tile(
     rows = tl.arange(0, CHUNK // SHARE)
     offsets = rows[:, None] * SHARE + tl.arange(0, SHARE)[None, :]
     # all loads come before the first use, so that they overlap
-    g0 = _tile(g, offsets, left, MASKED, CACHE)
-    m0 = _tile(m, offsets, left, MASKED, CACHE)
-    p0 = _tile(p, offsets, left, MASKED, CACHE)
-    v0 = _tile(v, offsets, left, MASKED, CACHE)
+    g0 = _tile(g, offsets, left, MASKED, CACHE, "")
+    m0 = _tile(m, offsets, left, MASKED, CACHE, "")
+    p0 = _tile(p, offsets, left, MASKED, CACHE, "")
+    v0 = _tile(v, offsets, left, MASKED, CACHE, "")
     m_scale, v_scale = rows, rows
     blocks = tl.cdiv(left, SHARE)
     if tl.uint8 == STATE:
-        m_scale = _tile(m_scales, rows, blocks, MASKED, CACHE)
-        v_scale = _tile(v_scales, rows, blocks, MASKED, CACHE)
+        m_scale = _tile(m_scales, rows, blocks, MASKED, CACHE, "")
+        v_scale = _tile(v_scales, rows, blocks, MASKED, CACHE, "")
     p1 = p0.to(tl.float32)
     if ROUNDING == "kahan":
-        p1 += _tile(compensation, offsets, left, MASKED, CACHE).to(tl.float32)
+        p1 += _tile(compensation, offsets, left, MASKED, CACHE, "").to(tl.float32)
     if tl.float32 != STATE or ROUNDING == "stochastic":
         seed = tl.load(stream + SEED, cache_modifier=CACHE)
         # Adds zero, which the compiler finds out only after it has chosen layouts. Without it the random words would
