@@ -10,7 +10,6 @@ the batch is small. Optimizers of libraries that are not installed are left out.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 import subprocess
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from aida import Aida
 from machine import describe
+from rivals import of_library
 
 STEPS, ROWS, LENGTH, VOCABULARY = 3, 1, 64, 50_257
 
@@ -52,12 +52,8 @@ def adamw(dtype: torch.dtype = torch.float32) -> Configuration:
     return Configuration(lambda params: torch.optim.AdamW(params, lr=1e-4, fused=True), dtype)
 
 
-def of_library(name: str, **values: Any) -> Configuration:
-    def make(params: Any) -> Any:
-        module, _, kind = name.partition(":")
-        return getattr(importlib.import_module(module), kind)(params, lr=1e-4, **values)
-
-    return Configuration(make, torch.bfloat16)
+def of(library: str, **values: Any) -> Configuration:
+    return Configuration(of_library(library, lr=1e-4, **values), torch.bfloat16)
 
 
 LOW = torch.bfloat16
@@ -70,10 +66,10 @@ CONFIGURATIONS = {
     "Aida, bf16 parameters with a Kahan sum, fp8 state": aida(LOW, state_precision="fp8", kahan_sum=True),
     "Aida, bf16 parameters, fp8 state": aida(LOW, state_precision="fp8", stochastic_rounding=True),
     "the same, stepping in backward": aida(LOW, True, state_precision="fp8", stochastic_rounding=True),
-    "torchao AdamW8bit, bf16 parameters": of_library("torchao.optim:AdamW8bit", bf16_stochastic_round=True),
-    "torchao AdamWFp8, bf16 parameters": of_library("torchao.optim:AdamWFp8", bf16_stochastic_round=True),
-    "bitsandbytes AdamW8bit, bf16 parameters": of_library("bitsandbytes.optim:AdamW8bit"),
-    "optimi AdamW with a Kahan sum, bf16 parameters": of_library("optimi:AdamW", kahan_sum=True),
+    "torchao AdamW8bit, bf16 parameters": of("torchao.optim:AdamW8bit", bf16_stochastic_round=True),
+    "torchao AdamWFp8, bf16 parameters": of("torchao.optim:AdamWFp8", bf16_stochastic_round=True),
+    "bitsandbytes AdamW8bit, bf16 parameters": of("bitsandbytes.optim:AdamW8bit"),
+    "optimi AdamW with a Kahan sum, bf16 parameters": of("optimi:AdamW", kahan_sum=True),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,11 +55,12 @@ def _aida(**values: Any) -> Callable[[Groups, bool], Optimizer]:
     return build
 
 
-def _pytorch_optimizer_aida(foreach: bool) -> Callable[[Groups, bool], Optimizer]:
-    def build(groups: Groups, capturable: bool) -> Optimizer:
-        from pytorch_optimizer import Aida
+def of_library(name: str, **values: Any) -> Callable[..., Optimizer]:
+    """``module:Class`` of a library, which is imported when the optimizer is built."""
 
-        optimizer: Optimizer = Aida(groups, foreach=foreach)
+    def build(groups: Groups, capturable: bool = False) -> Optimizer:
+        module, _, kind = name.partition(":")
+        optimizer: Optimizer = getattr(importlib.import_module(module), kind)(groups, **values)
         return optimizer
 
     return build
@@ -94,8 +96,10 @@ RIVALS = (
     Rival("Aida fused, new lr every step", _aida(fused=True), AIDA_BYTES, path="fused", changes_lr=True, graph=False),
     Rival("Aida foreach", _aida(foreach=True), AIDA_BYTES, path="foreach", grouped=True),
     Rival("Aida reference", _aida(foreach=False, fused=False), AIDA_BYTES, path="reference"),
-    Rival("pytorch_optimizer Aida foreach", _pytorch_optimizer_aida(foreach=True), AIDA_BYTES, graph=False),
-    Rival("pytorch_optimizer Aida loop", _pytorch_optimizer_aida(foreach=False), AIDA_BYTES, graph=False),
+    Rival(
+        "pytorch_optimizer Aida foreach", of_library("pytorch_optimizer:Aida", foreach=True), AIDA_BYTES, graph=False
+    ),
+    Rival("pytorch_optimizer Aida loop", of_library("pytorch_optimizer:Aida", foreach=False), AIDA_BYTES, graph=False),
     Rival("adabelief_pytorch AdaBelief", _adabelief_pytorch, ADAMW_BYTES, graph=False),
 )
 
@@ -117,6 +121,24 @@ LOW_PRECISION_RIVALS = (
         _aida(fused=True, state_precision="fp8", kahan_sum=True),
         17,
         path="fused",
+        dtype=torch.bfloat16,
+    ),
+    Rival(
+        "optimi AdamW, bf16 parameters, Kahan sum", of_library("optimi:AdamW", kahan_sum=True), 18, dtype=torch.bfloat16
+    ),
+    Rival(
+        "bitsandbytes AdamW8bit, bf16 parameters", of_library("bitsandbytes.optim:AdamW8bit"), 10, dtype=torch.bfloat16
+    ),
+    Rival(
+        "torchao AdamW8bit, bf16 parameters, stochastic rounding",
+        of_library("torchao.optim:AdamW8bit", bf16_stochastic_round=True),
+        10,
+        dtype=torch.bfloat16,
+    ),
+    Rival(
+        "torchao AdamWFp8, bf16 parameters, stochastic rounding",
+        of_library("torchao.optim:AdamWFp8", bf16_stochastic_round=True),
+        10,
         dtype=torch.bfloat16,
     ),
 )

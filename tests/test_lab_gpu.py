@@ -115,7 +115,7 @@ def test_a_broken_run_goes_on_to_the_same_bits_with_deterministic_kernels(optimi
         assert (one / "stepsizes.jsonl").read_text() == (other / "stepsizes.jsonl").read_text()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "bf16-true"])
 def test_the_same_spec_gives_the_same_curve_again(precision: str, tmp_path: Path) -> None:
     spec = spec_of("vgg11-cifar10", epochs=2, limit=30, precision=precision)
     first, second = (run(spec, tmp_path / name, GPU) for name in ("a", "b"))

@@ -202,7 +202,8 @@ def test_only_the_correct_variant_trains_recurrent_weights(weight_drop: WeightDr
         assert torch.equal(p, before[name]) == (name.endswith("weight_hh") and not learns), name
 
 
-def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
+@pytest.mark.parametrize(("precision", "parameters"), [("bf16", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32(precision: str, parameters: torch.dtype) -> None:
     def run(precision: str) -> tuple[LanguageTask, list[float]]:
         torch.manual_seed(0)
         task = tiny_task(context(batch=4, precision=precision))  # type: ignore[arg-type]
@@ -210,8 +211,9 @@ def test_bfloat16_keeps_the_recurrence_and_its_state_in_float32() -> None:
         torch.manual_seed(1)
         return task, [loss.item() for loss in steps(task, sgd(task), 0, 4)]
 
-    half, losses = run("bf16")
+    half, losses = run(precision)
     _, wanted = run("fp32")
+    assert {p.dtype for p in half.model.parameters()} == {parameters}
     assert {part.dtype for layer in half._state for part in layer} == {torch.float32}
     assert losses != wanted, "nothing was computed in bfloat16"
     assert losses == pytest.approx(wanted, rel=5e-3)

@@ -122,8 +122,11 @@ def test_a_warm_up_reaches_the_schedule_in_a_straight_line() -> None:
     assert [row["lr"] for row in rows] == pytest.approx([base * 24 / 36, base])
 
 
-def test_bf16_runs_on_a_cpu(tmp_path: Path) -> None:
-    assert run(digits(precision="bf16"), tmp_path, CPU)["best"] > 40
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_bf16_runs_on_a_cpu(precision: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    spec = digits(precision=precision)
+    assert run(spec, tmp_path, CPU)["best"] > 40
+    assert {p.dtype for p in Training(spec, CPU).task.modules["model"].parameters()} == {dtype}
 
 
 # -- stopping and going on ----------------------------------------------------------------------------------

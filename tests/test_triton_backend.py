@@ -130,13 +130,14 @@ def test_tables_are_sent_with_the_parameters_device_current(monkeypatch: pytest.
     assert order == ["device", "tables"]
 
 
-def test_only_nvidias_devices_launch_dependently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
-    cuda = torch.device("cuda")
-    assert _has_capability(cuda)
+def test_only_nvidias_devices_have_a_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda, least = torch.device("cuda"), (9, 0)
+    assert _has_capability(cuda, least)
+    assert not _has_capability(cuda, (9, 1))
+    assert not _has_capability(torch.device("cpu"), least)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert not _has_capability(cuda)
-    assert not _has_capability(torch.device("cpu"))
+    assert not _has_capability(cuda, least)
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------

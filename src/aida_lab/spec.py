@@ -20,8 +20,9 @@ from aida_lab.schedules import Schedule
 if TYPE_CHECKING:
     from aida_lab.task import Task, TaskContext
 
-Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+#: "bf16" is autocast over float32 parameters; "bf16-true" stores the parameters in bf16, too.
+Precision = Literal["fp32", "tf32", "bf16", "bf16-true"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "bf16-true")
 
 #: Increased when the meaning of a field changes, so that older runs are not mistaken for newer ones.
 FORMAT = 1

@@ -38,7 +38,7 @@ class TaskContext:
     def autocast(self) -> torch.autocast:
         """The run's precision, as a context for the forward pass."""
         # no cache of cast weights: a CUDA graph would keep those of the step in which it was captured
-        bf16 = self.spec.precision == "bf16"
+        bf16 = self.spec.precision in ("bf16", "bf16-true")
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
 
 
@@ -52,7 +52,8 @@ class Task(ABC):
 
     def __init__(self, context: TaskContext, **modules: nn.Module) -> None:
         self._context, self._spec, self._device = context, context.spec, context.device
-        self.modules: Mapping[str, nn.Module] = {name: each.to(context.device) for name, each in modules.items()}
+        dtype = torch.bfloat16 if context.spec.precision == "bf16-true" else None
+        self.modules: Mapping[str, nn.Module] = {name: each.to(context.device, dtype) for name, each in modules.items()}
 
     @abstractmethod
     def begin_epoch(self, epoch: int) -> int:

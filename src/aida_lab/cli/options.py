@@ -37,7 +37,11 @@ class StepOptions:
     """Options of every command that takes training steps."""
 
     precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 or bf16.", show_default="bf16 on a GPU, fp32 on a CPU")
+        str | None,
+        typer.Option(
+            help="fp32, tf32, bf16 (autocast) or bf16-true (also bf16 parameters).",
+            show_default="bf16 on a GPU, fp32 on a CPU",
+        ),
     ] = None
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda if available")] = None
     data: DataRoot = None

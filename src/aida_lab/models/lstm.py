@@ -77,15 +77,20 @@ class WeightDropLSTM(nn.Module):
 
     def forward(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         recurrent = functional.dropout(self.weight_hh, self.rate, self.training)
-        weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
-        # Always in float32: under bfloat16 autocast torch casts cuDNN's LSTM to float16, whose gradients need loss
+        # At least in float32: under bfloat16 autocast torch casts cuDNN's LSTM to float16, whose gradients need loss
         # scaling. The time of the recurrence goes into its sequence of steps, not into its products.
+        weights = [_wide(each) for each in (self.weight_ih, recurrent, self.bias_ih, self.bias_hh)]
+        x = _wide(x)
         with torch.autocast(x.device.type, enabled=False):
             out, hidden, cell = torch.lstm(
                 x, state, in_one_chunk(weights) if x.is_cuda else weights,
                 True, 1, 0.0, self.training, False, False,  # biases, layers, dropout, train, bidirectional, batch_first
             )  # fmt: skip
         return out, (hidden, cell)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype is torch.bfloat16 else x
 
 
 def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
@@ -141,7 +146,7 @@ class AwdLstm(nn.Module):
 
     def initial_state(self, batch: int) -> list[LayerState]:
         """The state before the first word: zeros."""
-        zeros = self.decoder_bias.new_zeros
+        zeros = _wide(self.decoder_bias).new_zeros
         return [(zeros(1, batch, width), zeros(1, batch, width)) for width in self.widths]
 
     def forward(self, tokens: Tensor, state: list[LayerState]) -> LanguageOutput:

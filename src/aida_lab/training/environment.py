@@ -44,7 +44,7 @@ def set_up(spec: RunSpec, device: torch.device, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     # under bf16, what autocast leaves in float32 (the recurrence of an LSTM) may use tensor cores, too
-    tf32 = spec.precision in ("tf32", "bf16")
+    tf32 = spec.precision in ("tf32", "bf16", "bf16-true")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
