@@ -232,15 +232,18 @@ def test_interpreted_steps_follow_moving_tensors(small_tensors_too: None) -> Non
 
 
 @triton.jit
-def words_kernel(positions, low, high, seed, step, COUNT: tl.constexpr):
+def words_kernel(positions, low, high, seed, step, COUNT: tl.constexpr, WIDE: tl.constexpr):
     i = tl.arange(0, COUNT)
-    one, other = kernel_rounding.random_words(tl.load(seed), tl.load(step), tl.load(positions + i))
+    where = tl.load(positions + i)
+    if not WIDE:
+        where = where.to(tl.uint32)
+    one, other = kernel_rounding.random_words(tl.load(seed), tl.load(step), where)
     tl.store(low + i, one.to(tl.int64))
     tl.store(high + i, other.to(tl.int64))
 
 
 @triton.jit
-def round_kernel(x, bits, to_bf16, to_fp16, scales, codes, back, COUNT: tl.constexpr, NATIVE: tl.constexpr):
+def round_kernel(x, bits, to_bf16, to_fp16, scales, codes, roots, back, COUNT: tl.constexpr, NATIVE: tl.constexpr):
     row = tl.arange(0, COUNT // 128)
     i = row[:, None] * 128 + tl.arange(0, 128)[None, :]
     value, random = tl.load(x + i), tl.load(bits + i).to(tl.uint32)
@@ -248,19 +251,20 @@ def round_kernel(x, bits, to_bf16, to_fp16, scales, codes, back, COUNT: tl.const
     tl.store(to_fp16 + i, kernel_rounding.rounded(value, random, tl.float16))
     scale = kernel_rounding.block_scales(value)
     tl.store(scales + row, scale.to(tl.uint8))
-    code = kernel_rounding.encode(value, scale, random, True)
+    code = kernel_rounding.encode(value, scale, random, True, NATIVE)
     tl.store(codes + i, code)
+    tl.store(roots + i, kernel_rounding.encode(tl.abs(value), scale, random << 16, False, NATIVE))
     tl.store(back + i, kernel_rounding.decode(code, scale, NATIVE))
 
 
 def check_rounding(device: str, native: bool) -> None:
     count = 4096
     generator = torch.Generator().manual_seed(0)
-    positions = torch.randint(0, 1 << 62, (count,), generator=generator).to(device)
-    for seed, step in ((0, 1), ((1 << 32) - 1, 1 << 24), (12345, 777)):
+    for seed, step, bits in ((0, 1, 62), ((1 << 32) - 1, 1 << 24, 62), (12345, 777, 62), (12345, 778, 32)):
+        positions = torch.randint(0, 1 << bits, (count,), generator=generator).to(device)
         low, high = torch.empty_like(positions), torch.empty_like(positions)
         key = [torch.tensor(number, device=device) for number in (seed, step)]
-        words_kernel[(1,)](positions, low, high, *key, count)
+        words_kernel[(1,)](positions, low, high, *key, count, bits > 32)
         wanted = rounding.random_words(seed, torch.tensor(float(step), device=device), positions)
         assert torch.equal(low, wanted[0])
         assert torch.equal(high, wanted[1])
@@ -274,10 +278,10 @@ def check_rounding(device: str, native: bool) -> None:
     x[[1024, 1025, 1026, 1027, 1028]] = torch.tensor([float("inf"), -float("inf"), float("nan"), 65519.0, -65520.0])
     x = x.to(device)
     bits = torch.randint(0, 1 << 16, (count,), generator=generator).to(device)
-    dtypes = (torch.bfloat16, torch.float16, torch.uint8)
-    to_bf16, to_fp16, codes = (torch.empty(count, dtype=dtype, device=device) for dtype in dtypes)
+    dtypes = (torch.bfloat16, torch.float16, torch.uint8, torch.uint8)
+    to_bf16, to_fp16, codes, roots = (torch.empty(count, dtype=dtype, device=device) for dtype in dtypes)
     scales, back = torch.empty(count // 128, dtype=torch.uint8, device=device), torch.empty(count, device=device)
-    round_kernel[(1,)](x, bits, to_bf16, to_fp16, scales, codes, back, count, native)
+    round_kernel[(1,)](x, bits, to_bf16, to_fp16, scales, codes, roots, back, count, native)
     torch.testing.assert_close(to_bf16, rounding.to_bfloat16(x, bits), rtol=0, atol=0, equal_nan=True)
     # below 2**-14 the kernel has 13 random bits
     torch.testing.assert_close(to_fp16, rounding.to_float16(x, bits), rtol=0, atol=6e-8, equal_nan=True)
@@ -288,6 +292,7 @@ def check_rounding(device: str, native: bool) -> None:
     wanted = rounding.decode(rounding.encode(x, scales, bits), scales)
     torch.testing.assert_close(rounding.decode(codes, scales), wanted, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(back, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(rounding.decode(roots, scales), wanted.abs(), rtol=0, atol=0, equal_nan=True)
 
 
 @interpreted

@@ -61,6 +61,11 @@ class Stream(NamedTuple):
         i = torch.arange(count, device=device)
         return self.first + (i // self.run * self.stride + i % self.run if count > self.run else i)
 
+    def last(self, count: int) -> int:
+        """The position of the last of ``count`` elements."""
+        i = max(count - 1, 0)
+        return self.first + i // self.run * self.stride + i % self.run
+
 
 #: Of parameters that are stored in full: nothing of them is rounded stochastically.
 NO_STREAM = Stream(0, 0, 1, 0)

@@ -58,6 +58,7 @@ class Tables:
     rows: int  #: of the pointer table
     streams: Tensor | None  #: where the random bits of each tensor are; None if nothing is rounded stochastically
     strided: bool  #: whether the positions of one of them have gaps
+    wide: bool  #: whether one of them has a position of more than 32 bits
     addresses: array[int] = field(default_factory=lambda: array("Q"))  #: as last sent
     lrs: list[tuple[int, int]] = field(default_factory=list)  #: address and kind of each lr on the device, as last sent
     aligned: bool = False  #: whether kernels may access all tensors 16 bytes at a time
@@ -95,22 +96,24 @@ def make_tables(batch: Batch, like: Tables | None) -> Tables:
         runs = [run for run, count in enumerate(counts) for _ in range(count)]
         run_of = torch.tensor(runs, dtype=torch.int32, device=batch.device)
     if like is not None and like.generation == batch.generation:
-        streams, strided = like.streams, like.strided
+        streams, strided, wide = like.streams, like.strided, like.wide
     else:
-        streams, strided = _streams(batch)
+        streams, strided, wide = _streams(batch)
     rows = len(batch.tensor_lists())
     words = rows * len(batch) + (len(VALUE_COLUMNS) + 2) * len(counts)
     buffer = torch.empty(words, dtype=torch.int64, device=batch.device)
-    return Tables(buffer, run_of, counts, batch.generation, rows, streams, strided)
+    return Tables(buffer, run_of, counts, batch.generation, rows, streams, strided, wide)
 
 
-def _streams(batch: Batch) -> tuple[Tensor | None, bool]:
+def _streams(batch: Batch) -> tuple[Tensor | None, bool, bool]:
     state, rounding = batch.storage
     if state == "float32" and rounding != "stochastic":
-        return None, False
+        return None, False, False
     streams = batch.streams()
-    strided = any(stream.run < p.numel() for stream, p in zip(streams, batch.params, strict=True))
-    return torch.tensor(streams, dtype=torch.int64, device=batch.device), strided
+    sizes = list(map(torch.Tensor.numel, batch.params))
+    strided = any(stream.run < size for stream, size in zip(streams, sizes, strict=True))
+    wide = any(stream.last(size) >> 32 for stream, size in zip(streams, sizes, strict=True))
+    return torch.tensor(streams, dtype=torch.int64, device=batch.device), strided, wide
 
 
 def make_capture_tables(batch: Batch, like: Tables) -> CaptureTables:

@@ -54,10 +54,10 @@ def _add_three(a0, a1, a2, b0, b1, b2):
 
 
 @triton.jit
-def three_sums(x, y, z, TOGETHER: tl.constexpr):
+def three_sums(x, y, z, axis: tl.constexpr, TOGETHER: tl.constexpr):
     if TOGETHER:  # three separate reductions keep more float64 values in registers, which costs 4 % of a step
-        return tl.reduce((x, y, z), 0, _add_three)
-    return tl.sum(x), tl.sum(y), tl.sum(z)
+        return tl.reduce((x, y, z), axis, _add_three)
+    return tl.sum(x, axis), tl.sum(y, axis), tl.sum(z, axis)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def row_sums(partial, chunks, first, last, BLOCK: tl.constexpr):
         mg += tl.load(partial + chunks + start + offsets, mask=mask, other=0, cache_modifier=".cg")
         gg += tl.load(partial + 2 * chunks + start + offsets, mask=mask, other=0, cache_modifier=".cg")
         start += BLOCK
-    return three_sums(mm, mg, gg, COMPILED)
+    return three_sums(mm, mg, gg, 0, COMPILED)
 
 
 @triton.jit

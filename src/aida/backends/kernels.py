@@ -91,13 +91,13 @@ def _reduce_tile(
             m0 = beta1 * m0 + (1 - beta1) * g1
     # in float64 no square of a float32 overflows, and sums hardly depend on how a layer is cut into pieces
     m64, g64 = m0.to(tl.float64), g1.to(tl.float64)
-    mm, mg, gg = three_sums(m64 * m64, m64 * g64, g64 * g64, COMPILED)
+    mm, mg, gg = three_sums(m64 * m64, m64 * g64, g64 * g64, 0, COMPILED)
     tl.store(partial + chunk, mm)
     tl.store(partial + chunks + chunk, mg)
     tl.store(partial + 2 * chunks + chunk, gg)
     if CLIPS and HAS_L2:
         p64 = _tile(p, offsets, left, MASKED, "").to(tl.float64)
-        mp, gp, pp = three_sums(m64 * p64, g64 * p64, p64 * p64, COMPILED)
+        mp, gp, pp = three_sums(m64 * p64, g64 * p64, p64 * p64, 0, COMPILED)
         tl.store(partial + 3 * chunks + chunk, mp)
         tl.store(partial + 4 * chunks + chunk, gp)
         tl.store(partial + 5 * chunks + chunk, pp)

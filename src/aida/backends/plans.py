@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aida._step.storage import FULL
+from aida._step.storage import FULL, Storage
 from aida.backends import Batch
 from aida.backends.device_tables import Tables, Workspace
 from aida.backends.launch import Launch, Plan
@@ -15,8 +15,9 @@ from aida.backends.launch import Launch, Plan
 #: Elements and warps per program, chosen by measurement: docs/performance.md.
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
 APPLY_CHUNK, APPLY_WARPS = 512, 1
-#: Warps of the low reduction. With 4 it needs nearly all registers that a thread can have, and spills some.
-LOW_REDUCE_WARPS = 8
+#: Of the low kernels, whose programs work through their chunk tile by tile.
+LOW_REDUCE_CHUNK, LOW_REDUCE_TILE, LOW_REDUCE_WARPS = 8192, 1024, 4
+LOW_APPLY_CHUNK, LOW_APPLY_TILE, LOW_APPLY_WARPS = 1024, 256, 1
 #: Bytes that a thread moves at a time.
 ACCESS = 16
 #: Partial sums that a program adds at a time.
@@ -36,6 +37,13 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
     # of the low kernels: the number of elements of the widest dtype
     access = tables.aligned if full else width(dtypes) if tables.aligned else 1
     pdl = merged and workspace.pdl
+    reduce_chunk, apply_chunk = chunks_of(storage)
+    if full:
+        reduce_kernel, apply_kernel = kernels.reduce_kernel, kernels.apply_kernel
+        reduce_warps, apply_warps = REDUCE_WARPS, APPLY_WARPS
+    else:
+        reduce_kernel, apply_kernel = low_kernels.low_reduce_kernel, low_kernels.low_apply_kernel
+        reduce_warps, apply_warps = LOW_REDUCE_WARPS, LOW_APPLY_WARPS
     partial = workspace.partial(batch, clips)
     tensor_of, first_chunk, chunks = workspace.reduce_map
     args: tuple[Any, ...] = (
@@ -43,12 +51,9 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         tables.lr_addresses, tables.lr_kinds, grad_scale, found_inf,
         partial, chunks, workspace.arrivals, workspace.coefficients,
         *types, access, grad_scale is not None, found_inf is not None,
-        has_l2, clips, merged, pdl, REDUCE_CHUNK, COLLECT_BLOCK, *(() if full else (kahan, native)),
+        has_l2, clips, merged, pdl, reduce_chunk, COLLECT_BLOCK, *(() if full else (kahan, native, LOW_REDUCE_TILE)),
     )  # fmt: skip
-    reduce_kernel, warps = (
-        (kernels.reduce_kernel, REDUCE_WARPS) if full else (low_kernels.low_reduce_kernel, LOW_REDUCE_WARPS)
-    )
-    reduce = Launch(reduce_kernel, chunks, args, num_warps=warps)
+    reduce = Launch(reduce_kernel, chunks, args, num_warps=reduce_warps)
 
     collect = coefficients = apply = None
     if not merged:
@@ -72,17 +77,21 @@ def make_plan(batch: Batch, workspace: Workspace, tables: Tables, merged: bool) 
         args = (
             tables.buffer, len(batch), workspace.device_sizes, tables.run_of, tensor_of, first_chunk,
             tables.values, workspace.coefficients, chunks,
-            *types, access, has_l2, pdl, APPLY_CHUNK,
-            *(() if full else (tables.streams, storage.rounding, tables.strided, native)),
+            *types, access, has_l2, pdl, apply_chunk,
+            *(() if full else (tables.streams, storage.rounding, tables.strided, tables.wide, native, LOW_APPLY_TILE)),
         )  # fmt: skip
-        apply_kernel = kernels.apply_kernel if full else low_kernels.low_apply_kernel
         options = {"launch_pdl": True} if pdl else {}
-        apply = Launch(apply_kernel, chunks, args, num_warps=APPLY_WARPS, **options)
+        apply = Launch(apply_kernel, chunks, args, num_warps=apply_warps, **options)
     norm = workspace.norm
     return Plan(
         reduce, collect, coefficients, apply, workspace.sums.T, workspace.finite, workspace.squared,
         norm, norm if clips and batch.exchange is None else None,
     )  # fmt: skip
+
+
+def chunks_of(storage: Storage) -> tuple[int, int]:
+    """Elements per program of the reduction and of apply."""
+    return (REDUCE_CHUNK, APPLY_CHUNK) if storage == FULL else (LOW_REDUCE_CHUNK, LOW_APPLY_CHUNK)
 
 
 def width(dtypes: list[torch.dtype]) -> int:

@@ -27,7 +27,7 @@ from aida.backends.device_tables import (
     make_workspace,
 )
 from aida.backends.launch import Plan
-from aida.backends.plans import APPLY_CHUNK, REDUCE_CHUNK, make_plan
+from aida.backends.plans import chunks_of, make_plan
 from aida.backends.staging import StagingBuffers
 from aida.backends.tables import SHAPED_ROWS, is_dense, note_write, value_rows
 
@@ -93,7 +93,7 @@ class Triton:
         reserved = self._take_reserved(batch) if capturing else None
         if self._workspace is None or not known:
             sizes = list(map(torch.Tensor.numel, batch.params))
-            self._workspace = make_workspace(sizes, REDUCE_CHUNK, APPLY_CHUNK, batch.device)
+            self._workspace = make_workspace(sizes, *chunks_of(batch.storage), batch.device)
             self._pool, self._for_capture, self._staging = [], None, StagingBuffers()
         if reserved is not None:
             tables = self._fill(reserved.tables, batch, reserved)
