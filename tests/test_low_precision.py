@@ -165,11 +165,11 @@ def test_twenty_steps_stay_close_to_the_plain_path(path: Path, dtype: torch.dtyp
     wanted = run(judge(found, **storage), steps=20)
     run(found, steps=20)
     for mine, theirs in zip(found.param_groups[0]["params"], wanted.param_groups[0]["params"], strict=True):
-        assert error(mine.detach().cpu(), theirs.detach()) <= 1e-4
+        assert error(mine.detach().cpu(), theirs.detach().cpu()) <= 1e-4
         moments, judged = moments_of(found, mine), moments_of(wanted, theirs)
         for name, moment in moments.items():
             # one element in a thousand may round to the neighbour in each step: 1/16 of it away in 8 bits
-            assert error(moment.cpu(), judged[name]) <= 0.02, name
+            assert error(moment.cpu(), judged[name].cpu()) <= 0.02, name
 
 
 @over_paths(JUDGED)

@@ -272,7 +272,8 @@ class Aida(Optimizer):
         elif self.norm_group is not None or any(is_dtensor(p) for g in self.param_groups for p in g["params"]):
             _outside_the_trace(self)  # collectives are not compiled
         else:
-            self._update(self._sort([from_group(group) for group in self.param_groups]))
+            # nothing is assigned to the optimizer here: torch 2.11 cannot trace that
+            self._update(*self._sort([from_group(group) for group in self.param_groups]))
         return loss
 
     def step_in_backward(self) -> list[Any]:
@@ -293,9 +294,9 @@ class Aida(Optimizer):
             if not self.state and initializes_state():
                 self._sort([from_group(group) for group in self.param_groups])
             else:
-                self._update(self._recall())
+                self._update(self._recall(), self._exchanges)
 
-    def _update(self, batches: dict[Route, Batch]) -> None:
+    def _update(self, batches: dict[Route, Batch], exchanges: list[Exchange]) -> None:
         try:
             self._take_amp_scaling(batches)
             backend = make_backend if torch.compiler.is_compiling() else self._backend
@@ -303,7 +304,7 @@ class Aida(Optimizer):
             if self.norm_group is not None:
                 norm_group = NormGroup(self.norm_group, self.param_groups[0]["params"][0].device)
             work = [(backend(route), batch) for route, batch in batches.items()]
-            update(work, self._exchanges, self._label, norm_group)
+            update(work, exchanges, self._label, norm_group)
         finally:
             for batch in batches.values():
                 batch.grads = []  # the cache keeps the batch, and would keep gradients alive after zero_grad()
@@ -335,15 +336,14 @@ class Aida(Optimizer):
                 return known
         if len(set(map(id, params))) < len(params):
             raise ValueError("a parameter is in the groups twice and would be updated twice; remove one of the two")
-        batches = self._sort(hypers.values)
+        batches, self._exchanges = self._sort(hypers.values)
         cache = BatchCache(params, grads, self.state, hypers, batches)
         if cache.may_be_kept and not in_dispatch_mode():
             self._cache = cache
         return batches
 
-    def _sort(self, hypers: list[Hyper]) -> dict[Route, Batch]:
-        batches, self._exchanges = sort(self.param_groups, hypers, self._init_group, self._first_number)
-        return batches
+    def _sort(self, hypers: list[Hyper]) -> tuple[dict[Route, Batch], list[Exchange]]:
+        return sort(self.param_groups, hypers, self._init_group, self._first_number)
 
     def _init_group(
         self,

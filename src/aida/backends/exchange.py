@@ -89,7 +89,9 @@ class Exchange:
             else:
                 sums = reduced.sums.to(self._device)
                 self._buffer.index_copy_(0, slots, sums if weights is None else sums * weights)
-        self._buffer[-1, 0] = 0 if found_inf is None else found_inf.reshape(())
+        found = self._buffer[-1, 0]
+        # assigning a Python number to one element would synchronize with the device
+        found.zero_() if found_inf is None else found.copy_(found_inf.reshape(()))
         self._work = dist.all_reduce(self._buffer, group=self._group, async_op=True)
 
     def finish(self, parts: list[tuple[Batch, Reduced]]) -> None:
@@ -148,6 +150,6 @@ def add_over_ranks(norm_group: NormGroup, numbers: Sequence[Tensor | float]) -> 
 
     buffer = torch.zeros(len(numbers), dtype=torch.float64, device=norm_group.device)
     for i, number in enumerate(numbers):
-        buffer[i] = number.reshape(()) if isinstance(number, Tensor) else number
+        buffer[i].copy_(number.reshape(())) if isinstance(number, Tensor) else buffer[i].fill_(number)
     dist.all_reduce(buffer, group=norm_group.group)
     return buffer
