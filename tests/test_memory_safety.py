@@ -241,10 +241,10 @@ def test_a_checkpoint_is_loaded_after_a_step_of_another_thread(monkeypatch: pyte
     started, go = threading.Event(), threading.Event()
     update = optimizer._update
 
-    def wait(batches: Any) -> None:
+    def wait(*work: Any) -> None:
         started.set()
         go.wait(10)
-        update(batches)
+        update(*work)
 
     monkeypatch.setattr(optimizer, "_update", wait)
     step = threading.Thread(target=optimizer.step)

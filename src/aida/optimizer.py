@@ -108,6 +108,7 @@ class Aida(Optimizer):
     #: The number of the first parameter, which chooses its random bits; not 0 in a part of an optimizer.
     _first_number = 0
 
+    @_disable_dynamo  # in a compiled training loop too: torch 2.11 cannot trace it
     def __init__(
         self,
         params: ParamsT,
@@ -143,7 +144,7 @@ class Aida(Optimizer):
             "foreach": foreach, "fused": fused, "capturable": capturable, "differentiable": differentiable,
         }  # fmt: skip
         check_group(defaults)
-        self._part_builder = None if torch.compiler.is_compiling() else part_builder()
+        self._part_builder = part_builder()
         self._forget()
         super().__init__(params, defaults)
         self._support_amp_scaling()

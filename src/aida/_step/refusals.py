@@ -22,6 +22,9 @@ PART_BUILDERS = {
     "torchao.optim.cpu_offload": "torchao's CPUOffloadOptimizer",
 }
 
+#: Modules of the frames around a function that torch.compile leaves alone, as it does Aida's constructor.
+UNTRACED_BY = ("torch._compile", "torch._dynamo.eval_frame")
+
 #: Functions that call ``step`` only to create the state, with the names of their modules.
 STATE_INITIALIZERS = (
     ("_init_optim_state", "torch.distributed.checkpoint.state_dict"),
@@ -93,7 +96,7 @@ class GivenParams:
 def part_builder() -> str | None:
     """The library that is building this optimizer for a part of a model, or None. Reads the call stack."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name == "__init__" and _in_a_constructor(frame):
+    while frame is not None and (frame.f_globals.get("__name__") in UNTRACED_BY or _in_a_constructor(frame)):
         frame = frame.f_back
     return None if frame is None else PART_BUILDERS.get(frame.f_globals.get("__name__", ""))
 
@@ -110,7 +113,8 @@ def initializes_state() -> bool:
 
 def _in_a_constructor(frame: Any) -> bool:
     return (
-        isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+        frame.f_code.co_name == "__init__"
+        and isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
         and frame.f_globals.get("__name__", "") not in PART_BUILDERS
     )
 
