@@ -66,6 +66,7 @@ CONFIGURATIONS = {
     "Aida, bf16 parameters with a Kahan sum, fp8 state": aida(LOW, state_precision="fp8", kahan_sum=True),
     "Aida, bf16 parameters, fp8 state": aida(LOW, state_precision="fp8", stochastic_rounding=True),
     "the same, stepping in backward": aida(LOW, True, state_precision="fp8", stochastic_rounding=True),
+    "Aida, state on the CPU (CPUOffload)": Configuration(of_library("aida:CPUOffload", lr=1e-4)),
     "torchao AdamW8bit, bf16 parameters": of("torchao.optim:AdamW8bit", bf16_stochastic_round=True),
     "torchao AdamWFp8, bf16 parameters": of("torchao.optim:AdamWFp8", bf16_stochastic_round=True),
     "bitsandbytes AdamW8bit, bf16 parameters": of("bitsandbytes.optim:AdamW8bit"),

@@ -123,6 +123,7 @@ LOW_PRECISION_RIVALS = (
         path="fused",
         dtype=torch.bfloat16,
     ),
+    Rival("Aida, state on the CPU (CPUOffload)", of_library("aida:CPUOffload"), AIDA_BYTES, graph=False),
     Rival(
         "optimi AdamW, bf16 parameters, Kahan sum", of_library("optimi:AdamW", kahan_sum=True), 18, dtype=torch.bfloat16
     ),

@@ -18,7 +18,7 @@ import aida
 
 #: Modules for users and readers. All others are underscored or in an underscored package.
 PUBLIC = {
-    "aida", "aida.rule", "aida.rounding", "aida.optimizer", "aida.readings", "aida.catalog",
+    "aida", "aida.rule", "aida.rounding", "aida.optimizer", "aida.offload", "aida.readings", "aida.catalog",
     *(f"aida.stepsizes{name}" for name in ("", ".probe", ".records", ".sinks", ".trackers", ".explanation", ".plots")),
     "aida.stepsizes.drawing", "aida.integrations", "aida.integrations.optax",
     *(f"aida.integrations.{name}" for name in ("axolotl", "lightning", "timm", "torchtitan", "transformers")),

@@ -1,8 +1,9 @@
 """Aida: AdaBelief with a narrower range of adaptive stepsizes, as a drop-in for torch.optim.AdamW.
 
-``__all__`` lists all public names: the optimizer :class:`Aida`; :func:`explain` and :class:`StepsizeProbe`, which
-describe and measure the stepsizes of an optimizer, with their sinks, records and :class:`Reading`; and the
-:mod:`catalog <aida.catalog>` of all optimizers by name. Everything but :class:`Aida` is imported on first use.
+``__all__`` lists all public names: the optimizer :class:`Aida`, and :class:`CPUOffload`, which keeps its state on the
+CPU; :func:`explain` and :class:`StepsizeProbe`, which describe and measure the stepsizes of an optimizer, with their
+sinks, records and :class:`Reading`; and the :mod:`catalog <aida.catalog>` of all optimizers by name. Everything but
+:class:`Aida` is imported on first use.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aida.optimizer import Aida
 if TYPE_CHECKING:
     from aida import catalog
     from aida.catalog import find
+    from aida.offload import CPUOffload
     from aida.readings import Reading
     from aida.stepsizes import (
         AcrossLayers,
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AcrossLayers", "Aida", "JsonLines", "LayerStepsizes", "Measurement", "Reading", "StepsizeLog", "StepsizeProbe",
-    "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl", "sink",
+    "AcrossLayers", "Aida", "CPUOffload", "JsonLines", "LayerStepsizes", "Measurement", "Reading", "StepsizeLog",
+    "StepsizeProbe", "TensorBoard", "__version__", "catalog", "explain", "find", "read_jsonl", "sink",
 ]  # fmt: skip
 
 
@@ -40,8 +42,8 @@ def __getattr__(name: str) -> Any:
     if name == "catalog":
         return import_module("aida.catalog")
     if name in __all__:
-        home = {"Reading": "aida.readings", "find": "aida.catalog"}.get(name, "aida.stepsizes")
-        return getattr(import_module(home), name)
+        home = {"CPUOffload": "aida.offload", "Reading": "aida.readings", "find": "aida.catalog"}
+        return getattr(import_module(home.get(name, "aida.stepsizes")), name)
     raise AttributeError(f"module 'aida' has no attribute {name!r}")
 
 

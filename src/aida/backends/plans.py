@@ -16,7 +16,7 @@ from aida.backends.launch import Launch, Plan
 REDUCE_CHUNK, REDUCE_WARPS = 8192, 4
 APPLY_CHUNK, APPLY_WARPS = 512, 1
 #: Of the low kernels, whose programs work through their chunk tile by tile.
-LOW_REDUCE_CHUNK, LOW_REDUCE_TILE, LOW_REDUCE_WARPS = 16384, 1024, 4
+LOW_REDUCE_CHUNK, LOW_REDUCE_TILE, LOW_REDUCE_WARPS = 8192, 1024, 4
 LOW_APPLY_CHUNK, LOW_APPLY_TILE, LOW_APPLY_WARPS = 2048, 256, 1
 #: Bytes that a thread moves at a time.
 ACCESS = 16
