@@ -127,6 +127,7 @@ def test_a_run_that_was_stopped_does_not_go_on_with_an_edited_optimizer(folder):
 
 
 def test_a_search_measures_an_edited_optimizer_again(folder):
+    pytest.importorskip("optuna")
     words = ("search", "digits", "--optimizer", "own:Own", "--over", "lr=0.1,0.01", "--seeds", "0", "--limit", "2")
     words += ("--epochs", "1", "--repeat-epochs", "1", "--device", "cpu")
     assert call(*words).exit_code == 0

@@ -26,7 +26,7 @@ def aida(**values: Any) -> AidaContainer.Config:
     """Configure Aida for all parameters, in place of torchtitan's ``default_adamw(...)``.
 
     Args:
-        values: arguments of :class:`aida.Aida`, such as ``lr=3e-4`` and ``eps=1e-12``.
+        values: arguments of :class:`aida.Aida`, such as ``lr=3e-4`` and ``eps=1e-16``.
     """
     return AidaContainer.Config(
         param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="Aida", optimizer_kwargs=values)]

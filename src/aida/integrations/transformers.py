@@ -21,7 +21,7 @@ def optimizer_cls_and_kwargs(args: TrainingArguments, **values: Any) -> tuple[ty
 
     Args:
         args (TrainingArguments): the arguments that the Trainer gets.
-        values: arguments of :class:`aida.Aida`, such as ``eps=1e-12``. They take precedence. With ``clip_norm`` set
+        values: arguments of :class:`aida.Aida`, such as ``eps=1e-16``. They take precedence. With ``clip_norm`` set
             ``max_grad_norm=0`` in the arguments, or the gradients are clipped twice.
     """
     given = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "weight_decay": args.weight_decay}
