@@ -87,7 +87,6 @@ def test_help_explains_itself(command):
         (("digits", "--device", "tpu"), "--device 'tpu' is neither cuda nor cpu"),
         (("digits", "--log", "wandb"), "--log 'wandb' is not known; known: tensorboard"),
         (("digits", "--inception", __file__), "digits does not use --inception"),
-        (("wgan-gp-cifar10", "--variant", "inception"), "needs the Inception weights: --inception FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aida_lab.data import sets
+from aida_lab.data import local, sets
 from aida_lab.frechet import efficientnet, inception
 from aida_lab.frechet.efficientnet import EfficientNetLite0, SameConv2d, efficientnet_lite0
 from aida_lab.frechet.inception import InceptionV3, inception_v3
@@ -260,6 +261,51 @@ def test_inception_is_read_with_and_without_the_counters_of_its_batch_norms(
     assert (loaded.metric, loaded.name) == ("fid", "pt_inception-2015-12-05-6726825d")
     for key, value in loaded.module.state_dict().items():
         assert torch.equal(value, state[key]), key
+
+
+def as_script(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of InceptionV3 as the program names them: convolution by convolution, without factors."""
+    found = {}
+    for number, key in enumerate(key for key in state if key.endswith("conv.weight")):
+        norm = key.replace("conv.weight", "bn.")
+        found[f"net.{number}.weight"] = state[key]
+        found |= {
+            f"net.{number}.{theirs}": state[norm + ours]
+            for theirs, ours in (("beta", "bias"), ("mean", "running_mean"), ("var", "running_var"))
+        }
+    return found
+
+
+def test_weights_of_the_program_come_under_the_names_of_the_file() -> None:
+    state = filled(InceptionV3()).state_dict()
+    wanted = {key: value for key, value in state.items() if "num_batches" not in key}
+    found = inception.renamed(as_script(state))
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        if key.startswith("fc."):
+            assert found[key].shape == value.shape
+        else:
+            assert torch.equal(found[key], torch.ones_like(value) if key.endswith("bn.weight") else value), key
+
+
+def test_another_file_under_the_program_s_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / inception.SCRIPT.name
+    path.write_bytes(b"not weights")
+    with pytest.raises(WeightsError, match=r"it has 11 bytes instead of 87,335,461; aida data get inception"):
+        inception_v3(path, CPU)
+
+
+@pytest.mark.slow
+@needs(sets.INCEPTION)
+def test_features_are_those_of_the_program() -> None:
+    path = local.require(sets.INCEPTION) / inception.SCRIPT.name
+    network = inception_v3(path, CPU)
+    images = torch.cat([pattern(), 255 - pattern()])
+    resized = nn.functional.interpolate(images.float(), (299, 299), mode="bilinear", align_corners=False)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        theirs = torch.jit.load(path)((resized - 127.5) / 127.5)
+    torch.testing.assert_close(network.features(images), theirs, rtol=1e-5, atol=1e-5)
 
 
 # -- features and moments of images ----------------------------------------------------------------

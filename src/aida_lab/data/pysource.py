@@ -8,15 +8,12 @@ The standard library needs no download and no encoding: its tokens are bytes. It
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +49,6 @@ class TokenSplits:
 
 
 # -- the packages ------------------------------------------------------------------------------------------
-
-
-def requirements() -> Path:
-    """The list of packages, in pip's format."""
-    return Path(str(files("aida_lab.data") / "pysource.txt"))
-
-
-def download(to: Path) -> None:
-    """Download the packages with pip, from the index that the user has configured. pip checks their hashes."""
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--require-hashes", "--no-deps"),
-        *("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11"),
-        *("--dest", str(to), "--requirement", str(requirements())),
-    ]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
-        raise DataError(f"{sets.PYSOURCE.title}: pip could not download the packages: {last}")
 
 
 def unpack(packages: Iterable[Path], to: Path) -> None:

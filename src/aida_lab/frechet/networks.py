@@ -60,7 +60,14 @@ class WeightsError(RuntimeError):
 
 
 def read_weights(file: WeightsFile, path: Path) -> Mapping[str, Tensor]:
-    """The tensors of the known file. Other weights would change every measured distance."""
+    """The tensors of the known file."""
+    check_weights(file, path)
+    weights: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return weights
+
+
+def check_weights(file: WeightsFile, path: Path) -> None:
+    """Refuse any file but the known one. Other weights would change every measured distance."""
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; {file.name} is needed: {file.remedy}")
     size = path.stat().st_size
@@ -69,8 +76,6 @@ def read_weights(file: WeightsFile, path: Path) -> Mapping[str, Tensor]:
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != file.sha256:
         raise WeightsError(f"{path} is not {file.name}: its SHA-256 is {found} instead of {file.sha256}; {file.remedy}")
-    weights: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return weights
 
 
 def trained(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:

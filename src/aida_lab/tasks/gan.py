@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aida_lab.data import data_root, images
+from aida_lab.data import data_root, images, local, sets
 from aida_lab.frechet.efficientnet import efficientnet_lite0
-from aida_lab.frechet.inception import inception_v3
+from aida_lab.frechet.inception import SCRIPT, inception_v3
 from aida_lab.frechet.moments import Moments, cached_moments, frechet_distance
 from aida_lab.frechet.networks import full_float32
 from aida_lab.models.wgan import NOISE, Critic, Generator
@@ -39,10 +39,9 @@ class WganGp(Task):
         # load the feature network first, so that a run fails at its start if the weights are missing
         if context.spec.variant != "inception":
             self._network = efficientnet_lite0(context.device)
-        elif context.inception is not None:
-            self._network = inception_v3(context.inception, context.device)
         else:
-            raise ValueError("the variant 'inception' measures FID and needs a file of weights; pass --inception FILE")
+            weights = context.inception or local.require(sets.INCEPTION, context.data_root) / SCRIPT.name
+            self._network = inception_v3(weights, context.device)
         self._pixels = images.cifar10(context.data_root).train.pixels.to(context.device)
         self._critic, self._generator = Critic(), Generator()
         super().__init__(context, critic=self._critic, generator=self._generator)
