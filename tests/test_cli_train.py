@@ -87,6 +87,7 @@ def test_help_explains_itself(command):
         (("digits", "--device", "tpu"), "--device 'tpu' is neither cuda nor cpu"),
         (("digits", "--log", "wandb"), "--log 'wandb' is not known; known: tensorboard"),
         (("digits", "--inception", __file__), "digits does not use --inception"),
+        (("wgan-gp-cifar10", "--variant", "inception"), "get it with: aida data get inception"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -91,8 +91,7 @@ def test_triton_stores_the_inner_products_under_their_numbers() -> None:
 
 def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words() -> None:
     fields = upper(*aida._step.storage.Stream._fields, "stream")
-    found = constants(LOW_KERNELS)
-    assert [found[name] for name in fields] == list(range(len(fields)))
+    assert constants(LOW_KERNELS) == {name: number for number, name in enumerate(fields)}
     found = constants(ROUNDING)
     names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
     assert [found[name] for name in names] == [getattr(aida.rounding, f"_{name}") for name in names]

@@ -104,12 +104,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_or_raised() -> None:
     model[0].weight.grad[0, 0] = float("nan")
     optimizer.step()
     assert dict(optimizer.skipped()) == {"0.weight": 1}
-    assert [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert list(map(torch.equal, model.parameters(), before)) == [True, False, False, False]
 
     before = [p.detach().clone() for p in model.parameters()]
     for group in optimizer.param_groups:

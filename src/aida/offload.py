@@ -33,21 +33,17 @@ class CPUOffload(Optimizer):
     host: Aida
 
     def __init__(self, params: ParamsT, **values: Any) -> None:
-        self._values = values
         super().__init__(params, Aida([torch.zeros(1)], **values).defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            names = group.get("param_names")
-            copies = [_host_copy(p) for p in group["params"]]
-            on_host = {key: value for key, value in group.items() if key != "param_names"}
-            on_host["params"] = list(zip(names, copies, strict=True)) if names else copies
+            on_host = {**group, "params": [_host_copy(p) for p in group["params"]]}
             if "host" in self.__dict__:
                 self.host.add_param_group(on_host)
             else:
-                self.host = Aida([on_host], **self._values)
+                self.host = Aida([on_host])  # the group has all values
         except (ValueError, TypeError, RuntimeError):
             self.param_groups.pop()  # a refused group leaves the optimizer unchanged
             raise
@@ -63,7 +59,7 @@ class CPUOffload(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for mine, on_host in zip(self.param_groups, self.host.param_groups, strict=True):
-            on_host.update({key: value for key, value in mine.items() if key != "params"})
+            on_host.update({**mine, "params": on_host["params"]})
         moved = [(p, p.grad, copy) for p, copy in self._pairs() if p.grad is not None]
         with torch.no_grad():
             for p, grad, copy in moved:
@@ -88,7 +84,7 @@ class CPUOffload(Optimizer):
         """
         self.host.load_state_dict(state_dict)
         for mine, on_host in zip(self.param_groups, self.host.param_groups, strict=True):
-            mine.update({key: value for key, value in on_host.items() if key != "params"})
+            mine.update({**on_host, "params": mine["params"]})
         self._share_state()
 
     def skipped(self) -> Counter[str]:
@@ -96,7 +92,7 @@ class CPUOffload(Optimizer):
         return self.host.skipped()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "host": self.host, "_values": self._values}
+        return {**super().__getstate__(), "host": self.host}
 
     def _share_state(self) -> None:
         """Let ``state_dict()`` and others find the state under the parameters, too."""

@@ -145,6 +145,7 @@ class Aida(Optimizer):
         }  # fmt: skip
         check_group(defaults)
         self._part_builder = part_builder()
+        self._given = GivenParams()
         self._forget()
         super().__init__(params, defaults)
         self._support_amp_scaling()
@@ -191,8 +192,7 @@ class Aida(Optimizer):
         drop_duplicates(group)
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             group["betas"] = tuple(b.reshape(()) if isinstance(b, Tensor) else b for b in group["betas"])
-        # created here, because torch.compile loses it if __init__ sets it before torch's own __init__ runs
-        self.__dict__.setdefault("_given", GivenParams()).add(group)
+        self._given.add(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint. Groups keep their own ``state_precision``, ``stochastic_rounding`` and ``kahan_sum``.

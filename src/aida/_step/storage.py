@@ -59,11 +59,10 @@ class Stream(NamedTuple):
     def positions(self, count: int, device: torch.device) -> Tensor:
         """The positions of the first ``count`` elements."""
         i = torch.arange(count, device=device)
-        return self.first + (i // self.run * self.stride + i % self.run if count > self.run else i)
+        return self.position(i) if count > self.run else self.first + i
 
-    def last(self, count: int) -> int:
-        """The position of the last of ``count`` elements."""
-        i = max(count - 1, 0)
+    def position(self, i: Any) -> Any:
+        """The position of an element, or of each element of a tensor of numbers."""
         return self.first + i // self.run * self.stride + i % self.run
 
 

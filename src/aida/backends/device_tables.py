@@ -112,7 +112,7 @@ def _streams(batch: Batch) -> tuple[Tensor | None, bool, bool]:
     streams = batch.streams()
     sizes = list(map(torch.Tensor.numel, batch.params))
     strided = any(stream.run < size for stream, size in zip(streams, sizes, strict=True))
-    wide = any(stream.last(size) >> 32 for stream, size in zip(streams, sizes, strict=True))
+    wide = any(stream.position(max(size - 1, 0)) >> 32 for stream, size in zip(streams, sizes, strict=True))
     return torch.tensor(streams, dtype=torch.int64, device=batch.device), strided, wide
 
 

@@ -9,6 +9,8 @@ from aida.backends.kernel_scalars import COMPILED
 
 #: rounding.BLOCK
 SHARE = tl.constexpr(128)
+#: Elements of a row of which one thread adds up the products.
+ADJACENT = tl.constexpr(8)
 
 #: Of the random words, as in rounding.py.
 ROUNDS = tl.constexpr(7)

@@ -57,7 +57,7 @@ def _tile(pointer, offsets, left, MASKED: tl.constexpr, CACHE: tl.constexpr):
 
 
 @triton.jit
-def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
+def put(pointer, value, offsets, left, MASKED: tl.constexpr):
     if MASKED:
         tl.store(pointer + offsets, value, mask=offsets < left)
     else:
@@ -242,9 +242,9 @@ def _apply_tile(
         else:
             p1 = p1 * shrink - stepsize * (m1 / tl.sqrt(v1))
 
-        _put(p, p1.to(p.dtype.element_ty), offsets, left, MASKED)
-        _put(m, m1, offsets, left, MASKED)
-        _put(v, v1, offsets, left, MASKED)
+        put(p, p1.to(p.dtype.element_ty), offsets, left, MASKED)
+        put(m, m1, offsets, left, MASKED)
+        put(v, v1, offsets, left, MASKED)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aida.backends.kernel_rounding import SHARE, block_scales, decode, encode, nearest, random_words, rounded
+from aida.backends.kernel_rounding import ADJACENT, SHARE, block_scales, decode, encode, nearest, random_words, rounded
 from aida.backends.kernel_scalars import (
     BETA1,
     BETA2,
@@ -30,6 +30,7 @@ from aida.backends.kernel_scalars import (
     grad_scale,
     three_sums,
 )
+from aida.backends.kernels import put
 
 #: Fields of storage.Stream, one row per tensor.
 SEED = tl.constexpr(0)
@@ -37,8 +38,6 @@ FIRST = tl.constexpr(1)
 RUN = tl.constexpr(2)
 STRIDE = tl.constexpr(3)
 STREAM = tl.constexpr(4)
-#: Elements of which a thread adds up the products.
-ADJACENT = tl.constexpr(8)
 
 
 @triton.jit
@@ -57,14 +56,6 @@ def _tile(pointer, offsets, left, MASKED: tl.constexpr, EVICT: tl.constexpr):
     if MASKED:
         return tl.load(pointer + offsets, mask=offsets < left, other=0, eviction_policy=EVICT)
     return tl.load(pointer + offsets, eviction_policy=EVICT)
-
-
-@triton.jit
-def _put(pointer, value, offsets, left, MASKED: tl.constexpr):
-    if MASKED:
-        tl.store(pointer + offsets, value, mask=offsets < left)
-    else:
-        tl.store(pointer + offsets, value)
 
 
 @triton.jit
@@ -263,18 +254,18 @@ def _apply_tiles(
             low, high = random_words(seed, count, _positions(stream, start, placed, TILE, STRIDED, WIDE))
         if tl.uint8 == STATE:
             scales = block_scales(m1)
-            _put(m_scales, scales.to(tl.uint8), rows, blocks, MASKED)
-            _put(m, encode(m1, scales, low, True, NATIVE), offsets, left, MASKED)
+            put(m_scales, scales.to(tl.uint8), rows, blocks, MASKED)
+            put(m, encode(m1, scales, low, True, NATIVE), offsets, left, MASKED)
             root = tl.sqrt(v1)
             scales = block_scales(root)
-            _put(v_scales, scales.to(tl.uint8), rows, blocks, MASKED)
-            _put(v, encode(root, scales, low, False, NATIVE), offsets, left, MASKED)
+            put(v_scales, scales.to(tl.uint8), rows, blocks, MASKED)
+            put(v, encode(root, scales, low, False, NATIVE), offsets, left, MASKED)
         elif tl.bfloat16 == STATE:
-            _put(m, rounded(m1, low & 0xFFFF, STATE), offsets, left, MASKED)
-            _put(v, rounded(v2, low >> 16, STATE), offsets, left, MASKED)
+            put(m, rounded(m1, low & 0xFFFF, STATE), offsets, left, MASKED)
+            put(v, rounded(v2, low >> 16, STATE), offsets, left, MASKED)
         else:
-            _put(m, m1, offsets, left, MASKED)
-            _put(v, v2, offsets, left, MASKED)
+            put(m, m1, offsets, left, MASKED)
+            put(v, v2, offsets, left, MASKED)
         if ROUNDING == "stochastic":
             new = rounded(p2, high & 0xFFFF, PARAM)
         else:
@@ -283,8 +274,8 @@ def _apply_tiles(
                 # at a tie the old value stays, so that an update of zero changes nothing
                 stays = tl.abs(p2 - p0.to(tl.float32)) <= tl.abs(p2 - new.to(tl.float32))
                 new = tl.where(stays, p0, new)
-                _put(compensation, nearest(p2 - new.to(tl.float32), PARAM), offsets, left, MASKED)
-        _put(p, new, offsets, left, MASKED)
+                put(compensation, nearest(p2 - new.to(tl.float32), PARAM), offsets, left, MASKED)
+        put(p, new, offsets, left, MASKED)
         p += TILE
         g += TILE
         m += TILE

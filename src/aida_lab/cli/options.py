@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aida_lab.cli.choices import require_data
 from aida_lab.cli.printing import fail
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class RunOptions(StepOptions):
         variant = self.variant
         if self.inception is not None and "inception" not in chosen.variants:
             fail(f"{chosen.name} does not use --inception: no variant of it measures FID")
+        if variant == "inception" and self.inception is None:
+            require_data(["inception"], self.data)
         if variant is None and self.inception is not None:
             variant = "inception"  # the variant that needs the weights
         return super().request(chosen, variant=variant, deterministic=self.deterministic, warmup=self.warmup, **rest)
