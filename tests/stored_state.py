@@ -26,12 +26,17 @@ def philox(low: int, high: int, key: int) -> tuple[int, int]:
     return low, high
 
 
-def words(seed: int, step: int, parameter: int, count: int) -> tuple[Bits, Bits, Bits]:
-    """16 bits per element for each of m, the second moment and the weights."""
-    key = (seed + step * 0xBB67AE85) % (1 << 32)
-    positions = [(parameter << 40) + i for i in range(count)]
-    pairs = [philox(position % (1 << 32), position >> 32, key) for position in positions]
+def words(seed: int, step: int, parameter: int, count: int, shared: bool) -> tuple[Bits, Bits, Bits]:
+    """16 bits per element for each of m, the second moment and the weights.
+
+    ``shared``: the weights need none, so that one call of the generator serves two neighbours.
+    """
+    key = (seed + step * 0xBB67AE85 + shared * 0x85EBCA6B) % (1 << 32)
+    counters = [((parameter << 40) + i) >> shared for i in range(count)]
+    pairs = [philox(counter % (1 << 32), counter >> 32, key) for counter in counters]
     first, second = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
+    if shared:
+        first = np.where(np.arange(count) % 2, second, first)
     return first % (1 << 16), first >> 16, second % (1 << 16)
 
 
@@ -84,7 +89,8 @@ class Stored(Transcription):
         stored = self.theta
         self.theta = self.theta + self.compensation
         super().step(g)
-        for_m, for_v, for_p = words(self.seed, self.t, self.parameter, len(self.theta))
+        shared = self.rounding != "stochastic"
+        for_m, for_v, for_p = words(self.seed, self.t, self.parameter, len(self.theta), shared)
         if self.state == "bfloat16":
             self.m, self.v = bf16(self.m, for_m), bf16(self.v, for_v)
         elif self.state == "fp8":
@@ -96,7 +102,7 @@ class Stored(Transcription):
             return
         narrow = bf16 if self.weights == "bfloat16" else fp16
         exact = self.theta
-        self.theta = narrow(exact, for_p if self.rounding == "stochastic" else None)
+        self.theta = narrow(exact, None if shared else for_p)
         if self.rounding == "kahan":
             self.theta = np.where(np.abs(exact - stored) <= np.abs(exact - self.theta), stored, self.theta)
             self.compensation = narrow(exact - self.theta, None)

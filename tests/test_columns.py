@@ -93,7 +93,7 @@ def test_triton_has_the_fields_of_a_stream_and_the_constants_of_the_random_words
     fields = upper(*aida._step.storage.Stream._fields, "stream")
     assert constants(LOW_KERNELS) == {name: number for number, name in enumerate(fields)}
     found = constants(ROUNDING)
-    names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "WORD")
+    names = ("ROUNDS", "MULTIPLIER", "WEYL", "STEP", "SHARED", "WORD")
     assert [found[name] for name in names] == [getattr(aida.rounding, f"_{name}") for name in names]
     assert found["SHARE"] == aida.rounding.BLOCK
 

@@ -232,7 +232,7 @@ def test_interpreted_steps_follow_moving_tensors(small_tensors_too: None) -> Non
 
 
 @triton.jit
-def words_kernel(positions, low, high, seed, step, COUNT: tl.constexpr, WIDE: tl.constexpr):
+def words_kernel(positions, low, high, word, seed, step, COUNT: tl.constexpr, WIDE: tl.constexpr):
     i = tl.arange(0, COUNT)
     where = tl.load(positions + i)
     if not WIDE:
@@ -240,6 +240,7 @@ def words_kernel(positions, low, high, seed, step, COUNT: tl.constexpr, WIDE: tl
     one, other = kernel_rounding.random_words(tl.load(seed), tl.load(step), where)
     tl.store(low + i, one.to(tl.int64))
     tl.store(high + i, other.to(tl.int64))
+    tl.store(word + i, kernel_rounding.random_word(tl.load(seed), tl.load(step), where).to(tl.int64))
 
 
 @triton.jit
@@ -262,12 +263,12 @@ def check_rounding(device: str, native: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     for seed, step, bits in ((0, 1, 62), ((1 << 32) - 1, 1 << 24, 62), (12345, 777, 62), (12345, 778, 32)):
         positions = torch.randint(0, 1 << bits, (count,), generator=generator).to(device)
-        low, high = torch.empty_like(positions), torch.empty_like(positions)
+        low, high, word = (torch.empty_like(positions) for _ in range(3))
         key = [torch.tensor(number, device=device) for number in (seed, step)]
-        words_kernel[(1,)](positions, low, high, *key, count, bits > 32)
-        wanted = rounding.random_words(seed, torch.tensor(float(step), device=device), positions)
-        assert torch.equal(low, wanted[0])
-        assert torch.equal(high, wanted[1])
+        words_kernel[(1,)](positions, low, high, word, *key, count, bits > 32)
+        steps = torch.tensor(float(step), device=device)
+        assert torch.equal(torch.stack([low, high]), torch.stack(rounding.random_words(seed, steps, positions)))
+        assert torch.equal(word, rounding.random_word(seed, steps, positions))
     noise = torch.randn(count, generator=generator)
     x = noise * torch.exp2(torch.randint(-14, 1, (count,), generator=generator).float())
     x[128:256] *= 2.0**120  # the largest scales, and the smallest

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aida.rounding import BLOCK, HALF, block_scales, decode, encode, random_words, to_bfloat16, to_float16
+from aida.rounding import BLOCK, HALF, block_scales, decode, encode, random_word, random_words, to_bfloat16, to_float16
 
 #: Of the authors of Philox: counter (two words), key, and the two words of the result after 7 rounds.
 KNOWN = [
@@ -41,6 +41,8 @@ def test_the_bits_of_seeds_steps_and_neighbours_are_not_correlated() -> None:
     positions = torch.arange(count)
     streams = [random_words(seed, torch.tensor(step), positions)[0] for seed, step in ((0, 1.0), (0, 2.0), (1, 1.0))]
     streams += [random_words(0, torch.tensor(1.0), positions)[1], random_words(0, torch.tensor(1.0), positions + 1)[0]]
+    streams += [random_word(0, torch.tensor(1.0), positions + start) for start in (0, 1)]
+    streams.append(random_words(0, torch.tensor(1.0), positions >> 1)[0])
     correlations = torch.corrcoef(torch.stack(streams).double()) - torch.eye(len(streams))
     assert correlations.abs().max() < 5 / math.sqrt(count)
 

@@ -24,6 +24,7 @@ _ROUNDS = 7
 _MULTIPLIER = 0xD256D193
 _WEYL = 0x9E3779B9
 _STEP = 0xBB67AE85  # another than between rounds, or two steps would share round keys
+_SHARED = 0x85EBCA6B  # of random_word, or its words would be random_words of other positions
 _WORD = 0xFFFFFFFF
 
 
@@ -39,6 +40,12 @@ def random_words(seed: int, step: Tensor, positions: Tensor) -> tuple[Tensor, Te
         low, high = high ^ key ^ (product >> 32 & _WORD), product & _WORD
         key = (key + _WEYL) & _WORD
     return low, high
+
+
+def random_word(seed: int, step: Tensor, positions: Tensor) -> Tensor:
+    """One 32-bit word per position, as int64. An even position and the next one share a call of the generator."""
+    low, high = random_words(seed + _SHARED, step, positions >> 1)
+    return torch.where(positions & 1 == 0, low, high)
 
 
 def to_bfloat16(x: Tensor, bits: Tensor | int) -> Tensor:

@@ -179,47 +179,55 @@ static TARGET void LEVEL(write_kahan)(const struct stretch *at, const float *res
 
 /* -- random bits ---------------------------------------------------------------------------------------------- */
 
-/* rounding.random_words of a block. */
-static TARGET void LEVEL(random_words)(uint32_t *restrict low, uint32_t *restrict high, const struct stretch *at)
+/* rounding.random_words of REGISTERS * WIDTH / 8 counters, in the low halves of x and y. Several registers at a time keep
+ * the processor busier. */
+#define REGISTERS 4
+static inline INLINE TARGET void LEVEL(generate)(LEVEL(wide) *x, LEVEL(wide) *y, uint32_t key)
+{
+    const LEVEL(wide) zero = {0}, multiplier = zero + 0xd256d193u;
+    for (int k = 0; k < REGISTERS; k++)
+        y[k] = x[k] >> 32;
+    for (int round = 0; round < ROUNDS; round++, key += 0x9e3779b9u)
+        for (int k = 0; k < REGISTERS; k++) {
+            const LEVEL(wide) product = MULTIPLY(x[k], multiplier);
+            x[k] = y[k] ^ (zero + key) ^ product >> 32;
+            y[k] = product;
+        }
+}
+
+/* The random words of a block: rounding.random_words if parameters need bits too, else rounding.random_word, in `low`. */
+static TARGET void LEVEL(random_bits)(uint32_t *restrict low, uint32_t *restrict high, const struct stretch *at)
 {
     const int64_t *stream = at->job->streams + STREAM * at->tensor;
-    const int adjacent = at->start + BLOCK <= stream[RUN];
-    if (!adjacent)
-        write_positions(low, high, stream, at->start);
+    const int shared = at->job->rounding != STOCHASTIC, adjacent = at->start + BLOCK <= stream[RUN];
+    const uint64_t first = position_of(stream, at->start);
+    const int pairs = shared && adjacent && first % 2 == 0; /* both words of a counter belong to neighbours */
     const uint32_t step = (uint32_t)(int64_t)(*counter_of(at->job, STEP, at->tensor) + 1);
-    const LEVEL(wide) zero = {0}, multiplier = zero + 0xd256d193u;
-    LEVEL(wide) even, keys[ROUNDS];
-    memcpy(&even, even_numbers, WIDTH);
-    for (int round = 0; round < ROUNDS; round++)
-        keys[round] = zero + ((uint32_t)stream[SEED] + step * 0xbb67ae85u + (uint32_t)round * 0x9e3779b9u);
-    /* x and y of elements 0, 2, 4, ... and of the others, in the low halves of the integers; two registers of elements
-     * at a time keep the processor busier */
-    for (int i = 0; i < BLOCK; i += WIDTH / 2) {
-        LEVEL(wide) x[4], y[4];
-        for (int k = 0; k < 4; k += 2) {
-            if (adjacent) {
-                x[k] = even + (uint64_t)(stream[FIRST] + at->start + i + k * WIDTH / 8);
-                x[k + 1] = x[k] + 1;
-                y[k] = x[k] >> 32;
-            } else {
-                memcpy(x + k, low + i + k * WIDTH / 8, WIDTH);
-                memcpy(y + k, high + i + k * WIDTH / 8, WIDTH);
-                x[k + 1] = x[k] >> 32;
-            }
-            y[k + 1] = (adjacent ? x[k + 1] : y[k]) >> 32;
+    const uint32_t key = (uint32_t)stream[SEED] + step * 0xbb67ae85u + (shared ? 0x85ebca6bu : 0);
+    enum { AT_ONCE = WIDTH / 8, COUNTERS = REGISTERS * AT_ONCE };
+    uint64_t positions[BLOCK] ALIGNED, words[BLOCK] ALIGNED;
+    LEVEL(wide) ascending, x[REGISTERS], y[REGISTERS];
+    memcpy(&ascending, numbers, WIDTH);
+    for (int i = 0; i < BLOCK && !pairs; i++)
+        positions[i] = adjacent ? first + (uint64_t)i : position_of(stream, at->start + i);
+    for (int i = 0; i < (pairs ? BLOCK / 2 : BLOCK); i += COUNTERS) {
+        for (int k = 0; k < REGISTERS; k++) {
+            x[k] = ascending + (first / 2 + (uint64_t)(i + k * AT_ONCE));
+            if (!pairs)
+                memcpy(x + k, positions + i + k * AT_ONCE, WIDTH);
+            if (shared && !pairs)
+                x[k] >>= 1;
         }
-        for (int round = 0; round < ROUNDS; round++)
-            for (int k = 0; k < 4; k++) {
-                const LEVEL(wide) product = MULTIPLY(x[k], multiplier);
-                x[k] = y[k] ^ keys[round] ^ product >> 32;
-                y[k] = product;
-            }
-        for (int k = 0; k < 4; k += 2) {
-            x[k] = (x[k] & 0xffffffff) | x[k + 1] << 32;
-            y[k] = (y[k] & 0xffffffff) | y[k + 1] << 32;
-            memcpy(low + i + k * WIDTH / 8, x + k, WIDTH);
-            memcpy(high + i + k * WIDTH / 8, y + k, WIDTH);
+        LEVEL(generate)(x, y, key);
+        for (int k = 0; k < REGISTERS; k++) {
+            const LEVEL(wide) both = (x[k] & 0xffffffff) | y[k] << 32;
+            memcpy(pairs ? (void *)(low + 2 * (i + k * AT_ONCE)) : words + i + k * AT_ONCE, &both, WIDTH);
         }
+    }
+#pragma omp simd
+    for (int i = 0; i < (pairs ? 0 : BLOCK); i++) {
+        low[i] = (uint32_t)(shared ? words[i] >> positions[i] % 2 * 32 : words[i]);
+        high[i] = (uint32_t)(words[i] >> 32);
     }
 }
 
@@ -326,7 +334,7 @@ static TARGET void LEVEL(update_block)(const struct stretch *at, const struct co
     }
 
     if (job->state != FLOAT32_STATE || job->rounding == STOCHASTIC)
-        LEVEL(random_words)(low, high, at);
+        LEVEL(random_bits)(low, high, at);
     LEVEL(write_state)(at->exp_avg, at->exp_avg_scales, job->state, m, largest[0], low, 0);
     LEVEL(write_state)(at->exp_avg_var, at->exp_avg_var_scales, job->state, v, largest[1], low, 16);
     if (job->rounding == STOCHASTIC)

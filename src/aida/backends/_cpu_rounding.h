@@ -75,17 +75,12 @@ static uint8_t scale_of(int32_t largest)
     return (uint8_t)(scale < 1 ? 1 : scale);
 }
 
-static const uint64_t even_numbers[8] = {0, 2, 4, 6, 8, 10, 12, 14};
+static const uint64_t numbers[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-/* storage.Stream.positions of a block, as two halves. */
-static void write_positions(uint32_t *low, uint32_t *high, const int64_t *stream, int64_t start)
+/* storage.Stream.positions */
+static inline INLINE uint64_t position_of(const int64_t *stream, int64_t i)
 {
-    for (int i = 0; i < BLOCK; i++) {
-        const int64_t run = (start + i) / stream[RUN], within = (start + i) % stream[RUN];
-        const uint64_t position = (uint64_t)(stream[FIRST] + run * stream[STRIDE] + within);
-        low[i] = (uint32_t)position;
-        high[i] = (uint32_t)(position >> 32);
-    }
+    return (uint64_t)(stream[FIRST] + i / stream[RUN] * stream[STRIDE] + i % stream[RUN]);
 }
 
 static inline INLINE void prefetch_bytes(const void *at, int64_t block)

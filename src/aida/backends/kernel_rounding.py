@@ -17,6 +17,7 @@ ROUNDS = tl.constexpr(7)
 MULTIPLIER = tl.constexpr(0xD256D193)
 WEYL = tl.constexpr(0x9E3779B9)
 STEP = tl.constexpr(0xBB67AE85)
+SHARED = tl.constexpr(0x85EBCA6B)
 WORD = tl.constexpr(0xFFFFFFFF)
 
 # A float32 times 2**-120 has the bits of an e4m3 number at 20 and above, also those of its subnormal numbers;
@@ -39,6 +40,13 @@ def random_words(seed, step, positions):
         high = product.to(tl.uint32)
         key += WEYL
     return low, high
+
+
+@triton.jit
+def random_word(seed, step, positions):
+    """One uint32 word per position. An even position and the next one share a call of the generator."""
+    low, high = random_words(seed + SHARED, step, positions >> 1)
+    return tl.where(positions & 1 == 0, low, high)
 
 
 @triton.jit

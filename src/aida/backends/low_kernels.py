@@ -11,7 +11,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aida.backends.kernel_rounding import ADJACENT, SHARE, block_scales, decode, encode, nearest, random_words, rounded
+from aida.backends.kernel_rounding import (
+    ADJACENT,
+    SHARE,
+    block_scales,
+    decode,
+    encode,
+    nearest,
+    random_word,
+    random_words,
+    rounded,
+)
 from aida.backends.kernel_scalars import (
     BETA1,
     BETA2,
@@ -251,23 +261,27 @@ def _apply_tiles(
             # would have another layout than the tiles, and pass through shared memory.
             raw = p0.to(tl.uint32 if tl.float32 == PARAM else tl.uint16, bitcast=True)
             placed = offsets + (raw.to(tl.uint64) >> 32).to(tl.int32)
-            low, high = random_words(seed, count, _positions(stream, start, placed, TILE, STRIDED, WIDE))
+            positions = _positions(stream, start, placed, TILE, STRIDED, WIDE)
+            if ROUNDING == "stochastic":
+                word, last = random_words(seed, count, positions)
+            else:
+                word = random_word(seed, count, positions)
         if tl.uint8 == STATE:
             scales = block_scales(m1)
             put(m_scales, scales.to(tl.uint8), rows, blocks, MASKED)
-            put(m, encode(m1, scales, low, True, NATIVE), offsets, left, MASKED)
+            put(m, encode(m1, scales, word, True, NATIVE), offsets, left, MASKED)
             root = tl.sqrt(v1)
             scales = block_scales(root)
             put(v_scales, scales.to(tl.uint8), rows, blocks, MASKED)
-            put(v, encode(root, scales, low, False, NATIVE), offsets, left, MASKED)
+            put(v, encode(root, scales, word, False, NATIVE), offsets, left, MASKED)
         elif tl.bfloat16 == STATE:
-            put(m, rounded(m1, low & 0xFFFF, STATE), offsets, left, MASKED)
-            put(v, rounded(v2, low >> 16, STATE), offsets, left, MASKED)
+            put(m, rounded(m1, word & 0xFFFF, STATE), offsets, left, MASKED)
+            put(v, rounded(v2, word >> 16, STATE), offsets, left, MASKED)
         else:
             put(m, m1, offsets, left, MASKED)
             put(v, v2, offsets, left, MASKED)
         if ROUNDING == "stochastic":
-            new = rounded(p2, high & 0xFFFF, PARAM)
+            new = rounded(p2, last & 0xFFFF, PARAM)
         else:
             new = nearest(p2, PARAM)
             if ROUNDING == "kahan":

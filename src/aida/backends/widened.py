@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aida.backends import Backend, Batch, Reduced, cut
-from aida.rounding import block_scales, decoded, encode, flat, random_words, to_bfloat16, to_float16
+from aida.rounding import block_scales, decoded, encode, flat, random_word, random_words, to_bfloat16, to_float16
 from aida.rule import eps_share
 
 
@@ -68,16 +68,20 @@ class Widened:
             changed = batch.steps[i] != before[i]
             if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(changed):
                 continue  # elsewhere a branch on a value would synchronize with the device
-            _store(batch, wide, i, changed, random_words(stream.seed, batch.steps[i], positions))
+            if batch.storage.rounding == "stochastic":
+                word, last = random_words(stream.seed, batch.steps[i], positions)
+            else:
+                word = last = random_word(stream.seed, batch.steps[i], positions)
+            _store(batch, wide, i, changed, word, last & 0xFFFF)
 
 
-def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, words: tuple[Tensor, Tensor]) -> None:
-    """Round the float32 copies of one tensor back, where ``changed``."""
+def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, word: Tensor, last: Tensor) -> None:
+    """Round the float32 copies of one tensor back, where ``changed``, by random bits of state and parameters."""
 
     def put(target: Tensor, value: Tensor) -> None:
         target.copy_(torch.where(changed, value, target))
 
-    low, high, last = words[0] & 0xFFFF, words[0] >> 16, words[1] & 0xFFFF
+    low, high = word & 0xFFFF, word >> 16
     state, rounding = batch.storage
     m, v = wide.exp_avgs[i], wide.exp_avg_vars[i]
     if state == "bfloat16":
