@@ -86,9 +86,9 @@ def test_every_kind_of_step_is_recorded_once_it_came_often_enough(tmp_path: Path
         for _ in range(PLAIN_STEPS + 2):
             training.train_epoch()
         assert isinstance(training.steps, GraphSteps)
-        assert set(training.steps._recordings) == {"128", "80"}
+        assert set(training.steps._captures) == {"128", "80"}
         seen = [p.grad for p in training.task.modules["model"].parameters()]
-        recorded = [grad for _, grad in training.steps._recordings["80"].grads]
+        recorded = [grad for _, grad in training.steps._captures["80"].grads]
         assert all(one is other for one, other in zip(seen, recorded, strict=True))
 
 
@@ -134,7 +134,7 @@ def test_the_compiled_step_of_a_rival_is_its_step(optimizer: str) -> None:
     for compiled in (False, True):
         chance = torch.Generator(device).manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(shape, device=device, generator=chance)) for shape in shapes]
-        made = build(replace(spec, compiled=compiled), params, device)
+        made = build(replace(spec, compiled=compiled), torch.nn.ParameterList(params), device)
         for _ in range(7):  # RAdam rectifies from the sixth step on
             for param in params:
                 param.grad = torch.randn(param.shape, device=device, generator=chance)

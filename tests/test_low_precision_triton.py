@@ -329,7 +329,7 @@ def test_steps_on_the_gpu_have_the_bits_of_the_foreach_path(
 def test_graph_replays_have_the_bits_of_eager_steps(state: str, dtype: torch.dtype, how: str) -> None:
     results = []
     for captured in (False, True):
-        pair = Pair(state, dtype, how, GPU_SHAPES, "cuda", clip_norm=None)
+        pair = Pair(state, dtype, how, GPU_SHAPES, "cuda", clip_norm=None, capturable=True)
         params, optimizer = pair.twins, pair.fused
         for p in params:
             p.grad = torch.zeros_like(p)
