@@ -53,6 +53,20 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.mark.parametrize(("margin", "said"), [(0.8, "equivalent within 0.8"), (0.2, "not shown to be equivalent")])
+def test_equivalence_is_tested_by_two_one_sided_tests(runs, margin, said):
+    result = call("compare", "aida-k2", "sgd", "runs", "--within", margin)
+    a, b = ACCURACY["aida-k2"], ACCURACY["sgd"]
+    p = max(
+        ttest_ind(a, [x - margin for x in b], alternative="greater").pvalue,
+        ttest_ind(a, [x + margin for x in b], alternative="less").pvalue,
+    )
+    assert said in result.output
+    assert (p < 0.05) == ("not shown" not in said)
+    assert f"within {margin} (p = {p:.2g})" in result.output
+    assert "equivalent" not in call("compare", "aida-k2", "sgd", "runs").output
+
+
 def test_compare_names_a_better_configuration_with_fewer_seeds(runs):
     declared = find_experiment("lstm1-ptb")
     variant = declared.variants[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,9 @@ def test_methods_take_turns_and_are_compared_with_adamw(tmp_path: Path) -> None:
     assert len(second["seconds"]) == 2
     assert second["steps"] == 3
     assert "1.000×" in text
+    # of 38,282 parameters: a step takes no longer than the three steps of an epoch
+    assert all(0 < each["optimizer_seconds"] < max(each["seconds"]) for each in found["timings"])
+    assert re.search(r"\| \d+\.\d% \| 2 \|", text)
     assert found["machine"]["versions"]["torch"]
 
 
@@ -59,6 +64,8 @@ def test_an_epoch_at_once_is_divided_among_the_runs() -> None:
     assert timing.training == 1.0
     assert timing.epoch == pytest.approx(1.1)
     assert timing.spread == pytest.approx(0.25)
+    assert timing.share is None
+    assert replace(timing, jobs=1, optimizer_seconds=0.1).share == pytest.approx(0.25)
 
 
 @pytest.mark.slow

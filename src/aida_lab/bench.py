@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +26,14 @@ from aida_lab.training.environment import choose_device, describe
 from aida_lab.training.loop import Training
 from aida_lab.training.options import Options
 from aida_lab.training.run import own_stream
+from aida_lab.training.steps import GraphSteps
 from aida_lab.workers.jobs import Jobs
 
 #: Epochs that do not count, at the start of a run.
 WARM_UP = 2
+
+#: Samples of the optimizer's step alone.
+REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class Timing:
     steps: int  #: per epoch
     seconds: tuple[float, ...]
     eval_seconds: tuple[float, ...]
+    optimizer_seconds: float | None = None  #: of one step of the optimizer alone; None if runs share the device
+
+    @property
+    def share(self) -> float | None:
+        """The optimizer's share of the training time."""
+        return None if self.optimizer_seconds is None else self.optimizer_seconds * self.steps / self.training
 
     @property
     def epoch(self) -> float:
@@ -84,7 +95,40 @@ def side_by_side(
                 say(f"{training.spec.experiment}, {training.spec.method}: epoch {epoch + 1} of {WARM_UP + epochs}")
                 kept.append(training.train_epoch())
         machine = describe(trainings[0].device, trainings[0].steps.name)
-    return [_timing(spec, 1, kept[WARM_UP:]) for spec, kept in zip(specs, rows, strict=True)], machine
+        timings = [_timing(spec, 1, kept[WARM_UP:]) for spec, kept in zip(specs, rows, strict=True)]
+        alone = [optimizer_seconds(training) for training in trainings]
+    return [replace(each, optimizer_seconds=seconds) for each, seconds in zip(timings, alone, strict=True)], machine
+
+
+def optimizer_seconds(training: Training) -> float:
+    """Median seconds of a step of the run's optimizers alone, on the gradients of its last step.
+
+    As in training, a step is the replay of a CUDA graph if the run's steps are.
+    """
+
+    def step() -> None:
+        for optimizer in training.optimizers.values():
+            optimizer.step()
+
+    if not isinstance(training.steps, GraphSteps):
+        return statistics.median(_seconds(step, training.device) for _ in range(REPEATS))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        step()
+    return statistics.median(_seconds(graph.replay, training.device) for _ in range(REPEATS))
+
+
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds per step, of several in a row on a GPU, where the host runs ahead."""
+    count = 20 if device.type == "cuda" else 1
+    synchronize: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    step()
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize()
+    return (time.perf_counter() - began) / count
 
 
 def at_once(spec: RunSpec, jobs: int, epochs: int, options: Options, say: Callable[[str], None]) -> Timing:
@@ -110,17 +154,19 @@ def as_json(timings: Sequence[Timing], machine: dict[str, Any]) -> dict[str, Any
 def as_markdown(timings: Sequence[Timing]) -> str:
     """A table with one row per method: seconds per epoch, and their ratio to AdamW in the same experiment."""
     lines = [
-        "| experiment | method | precision | at once | s per epoch | with evaluation | against AdamW | epochs |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
+        "| experiment | method | precision | at once | s per epoch | with evaluation | against AdamW | optimizer "
+        "| epochs |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     adamw = {(each.experiment, each.jobs): each.training for each in timings if each.method == "adamw"}
     for each in timings:
         reference = adamw.get((each.experiment, each.jobs))
         ratio = "" if reference is None else f"{each.training / reference:.3f}×"
+        share = "" if each.share is None else f"{each.share:.1%}"
         precision = each.precision + (", compiled" if each.compiled else "")
         lines.append(
             f"| {each.experiment} | {each.method} | {precision} | {each.jobs} "
-            f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {len(each.seconds)} |"
+            f"| {each.training:.4f} ± {each.spread:.1%} | {each.epoch:.4f} | {ratio} | {share} | {len(each.seconds)} |"
         )
     return "\n".join(lines)
 

@@ -31,8 +31,8 @@ def bench_train(
 ) -> None:
     """Time the epochs of an experiment with several optimizers.
 
-    With one job, all methods take turns in this process. With more, each method trains that many seeds in
-    parallel, and the time is given per epoch and run.
+    With one job, all methods take turns in this process, and the optimizer's share of the training time is
+    measured too. With more, each method trains that many seeds in parallel, and the time is given per epoch and run.
     """
     import json
 

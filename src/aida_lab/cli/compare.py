@@ -21,10 +21,19 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A method, such as aida-k2.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The method to compare it with, such as adamw.")],
     runs: Runs = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="MARGIN",
+            help="Also test whether the means are equivalent: whether they differ by less than MARGIN.",
+        ),
+    ] = None,
 ) -> None:
     """Say which of two methods is better on each experiment, and how sure that is.
 
-    Compares the means over seeds at the best epoch with Student's t-test. If a method has several
+    Compares the means over seeds at the best epoch with Student's t-test; --within adds two one-sided t-tests,
+    because "no significant difference" does not mean that there is none. If a method has several
     configurations, the one that aida report would choose counts; a better one, with fewer seeds or with values
     that the paper did not try, is named too. aida report compares all methods at once.
     """
@@ -39,7 +48,7 @@ def compare(
     if first == second:
         fail(f"{a} and {b} are the same method, {first}; name two methods")
     pair = Collection(tuple(run for run in found if run.spec.method in (first, second)), ())
-    verdicts = [_verdict(column, first) for column in arrange(pair, experiments(), reference=second).columns]
+    verdicts = [_verdict(column, first, within) for column in arrange(pair, experiments(), reference=second).columns]
     for verdict in verdicts:
         say(verdict)
     if all("not compared" in verdict for verdict in verdicts):
@@ -57,8 +66,9 @@ def _method(name: str, runs: tuple[Run, ...], roots: list[Path]) -> str:
     return found[0]
 
 
-def _verdict(column: Column, method: str) -> str:
+def _verdict(column: Column, method: str, margin: float | None) -> str:
     """What is known of ``method`` against the column's reference."""
+    from aida_lab.report.statistics import LEVEL, equivalence
     from aida_lab.report.words import p_value
 
     cells = [column.cell(method), column.cell(column.reference)]
@@ -75,6 +85,10 @@ def _verdict(column: Column, method: str) -> str:
         said = f"{first} is better than {second} ({p})"
     else:
         said = f"no significant difference between {method} and {column.reference} ({p})"
+    equivalent = None if margin is None else equivalence(found, margin)
+    if equivalent is not None and (equivalent < LEVEL or not found.significant):
+        shown = "equivalent" if equivalent < LEVEL else "not shown to be equivalent"
+        said += f"; {shown} within {margin:g} (p = {equivalent:.2g})"
     interval = "" if found.interval is None else ", 95 % interval {:+.3g} to {:+.3g}".format(*found.interval)
     means = ", ".join(f"{cell.method} {_mean(cell.chosen)}" for cell in cells if cell and cell.chosen)
     better = [(cell.method, cell.better) for cell in cells if cell and cell.better]

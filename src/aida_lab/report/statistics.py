@@ -92,6 +92,20 @@ def against_control(control: str, samples: Mapping[str, Sequence[float]]) -> dic
     return comparisons
 
 
+def equivalence(found: Comparison, margin: float) -> float | None:
+    """The p-value of two one-sided tests that the difference lies within ± margin. None if there is no Student's test.
+
+    Both one-sided tests must reject, so the larger p-value counts.
+    """
+    if found.interval is None or found.freedom is None or found.test != "Student":
+        return None
+    from scipy.special import stdtr, stdtrit
+
+    low, high = found.interval
+    error = (high - low) / 2 / stdtrit(found.freedom, 1 - LEVEL / 2)
+    return float(stdtr(found.freedom, (abs(found.difference) - margin) / error))
+
+
 def against_published(ours: MeanStd, mean: float, std: float | None) -> Comparison:
     """Our seeds against a published mean: Welch's test if its standard deviation is known."""
     difference = ours.mean - mean
