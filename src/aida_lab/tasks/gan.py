@@ -67,8 +67,8 @@ class WganGp(Task):
         noise = torch.randn(len(real), NOISE, device=real.device)
         # also if the generator takes no step: a stepsize probe must not see the gradients of an earlier step
         optimizers["generator"].zero_grad(set_to_none=True)
-        # The nodes of the second derivative are made while the first is computed. In autograd's own thread they would be
-        # numbered apart from the others, and the order in which gradients add up would depend on earlier runs.
+        # The nodes of the second derivative are made while the first is computed. In autograd's own thread they would
+        # be numbered apart from the others, and the order in which gradients add up would depend on earlier runs.
         with torch.autograd.set_multithreading_enabled(False):
             loss = self._critic_step(real, noise, optimizers["critic"])
         if kind.startswith("both"):
