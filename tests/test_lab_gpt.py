@@ -41,9 +41,9 @@ def source(train: int = 100, valid: int = 60) -> TokenSplits:
     return TokenSplits(draw(train), draw(valid), VOCABULARY, valid_bytes=2 * valid)
 
 
-def model() -> GPT:
+def model(**options: bool) -> GPT:
     torch.manual_seed(0)
-    return GPT(VOCABULARY, context=CONTEXT, width=16, layers=2, heads=2)
+    return GPT(VOCABULARY, context=CONTEXT, width=16, layers=2, heads=2, **options)
 
 
 def task(steps: int = 5, batch: int = 3, **values: int) -> NextTokenTask:
@@ -65,6 +65,14 @@ def test_no_token_sees_a_later_one() -> None:
     one, other = gpt(tokens), gpt(changed)
     assert torch.equal(one[:, :5], other[:, :5])
     assert not torch.allclose(one[:, 5:], other[:, 5:])
+
+
+def test_split_matrices_start_as_the_one_matrix_and_compute_the_same() -> None:
+    one, three = model(), model(split=True)
+    for whole, parts in zip(one.blocks, three.blocks, strict=True):
+        assert torch.equal(whole.qkv.weight, torch.cat([part.weight for part in parts.qkv]))  # type: ignore[union-attr]
+    tokens = source().train[: 2 * CONTEXT].long().view(2, CONTEXT)
+    torch.testing.assert_close(three(tokens), one(tokens))
 
 
 # -- batches and loss ----------------------------------------------------------------------------------

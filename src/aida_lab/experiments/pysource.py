@@ -14,7 +14,8 @@ _NOTES = (
     "steps, cosine to a tenth, gradients clipped to norm 1, decoupled weight decay of 0.1 on matrices and embeddings. "
     "An epoch is 100 steps. bits_per_byte compares models with other vocabularies. The variant 'tiny' is a model of "
     "135,000 parameters on the bytes of Python's standard library, for tests and first trials on a CPU: it needs no "
-    "download, but its text, and so its numbers, differ between Python versions."
+    "download, but its text, and so its numbers, differ between Python versions. The variant 'split' has a matrix each "
+    "for queries, keys and values, which are three layers then, with the same initial values as the one matrix."
 )
 
 _ADAPTIVE = {"betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -39,7 +40,7 @@ def _task(context: TaskContext) -> Task:
         model = GPT(source.vocabulary, context=64, width=64, layers=2, heads=4)
     else:
         source = pysource.pysource(context.data_root)
-        model = GPT(source.vocabulary)
+        model = GPT(source.vocabulary, split=context.spec.variant == "split")
     return NextTokenTask(context, model, source, STEPS)
 
 
@@ -56,7 +57,7 @@ EXPERIMENTS = [
         epochs=15,
         batch=32,
         schedule=Cosine(warmup=100, per_epoch=STEPS),
-        metrics={"default": _METRIC, "tiny": _METRIC},
+        metrics={"default": _METRIC, "tiny": _METRIC, "split": _METRIC},
         variant_data={"tiny": ("stdlib",)},
         decays_matrices_only=True,
         tuning=_TUNING,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,14 +15,28 @@ from torch.nn import functional
 INIT = 0.02
 
 
-class Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each with a residual."""
+class Split(nn.ModuleList):
+    """Three linear layers, side by side."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([linear(x) for linear in self], -1)
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward network, each with a residual.
+
+    ``split``: queries, keys and values have a matrix each. One matrix for the three computes the same.
+    """
+
+    def __init__(self, width: int, heads: int, split: bool) -> None:
         super().__init__()
         self.heads = heads
         self.attention_norm, self.feed_forward_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.qkv = Split(width) if split else nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Any:
@@ -38,12 +53,19 @@ class GPT(nn.Module):
     """Logits of the next token at every position of ``(rows, context)`` tokens."""
 
     def __init__(
-        self, vocabulary: int = 8192, *, context: int = 512, width: int = 512, layers: int = 8, heads: int = 8
+        self,
+        vocabulary: int = 8192,
+        *,
+        context: int = 512,
+        width: int = 512,
+        layers: int = 8,
+        heads: int = 8,
+        split: bool = False,
     ) -> None:
         super().__init__()
         self.context = context
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, split) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
         for name, p in self.named_parameters():
             if p.ndim == 2:
