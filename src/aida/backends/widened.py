@@ -1,4 +1,4 @@
-"""Any of the plain paths on state that is stored in fewer bits: slow, and the judge of the kernels.
+"""Any of the plain paths on state that is stored in fewer bits: slow, and what the tests compare the kernels with.
 
 Every step copies the state to float32, updates the copy and rounds it back. So this path needs temporaries of the size
 of the model, which the kernels do not.
