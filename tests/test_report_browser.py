@@ -292,8 +292,9 @@ def test_the_address_keeps_what_was_selected(window, page):
     window.open(page)
     with_chart(window)
     assert ticks(window) != shown
-    window.run(f"(() => {{ location.replace({address!r}); location.reload(); }})()")
-    window.until("document.readyState === 'complete' && typeof panels !== 'undefined' && panels.ready === true")
+    window.run(f"(() => {{ window.old = true; location.replace({address!r}); location.reload(); }})()")
+    loaded = "document.readyState === 'complete' && typeof panels !== 'undefined' && panels.ready === true"
+    window.until(f"typeof old === 'undefined' && {loaded}")  # not the page that is about to be reloaded
     with_chart(window)
     assert (ticks(window), lines(window)) == (shown, drawn)
     assert window.complaints == []

@@ -129,7 +129,7 @@ def numbers(name):
     without the report: full runs of 200 epochs."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     files: dict[str, bytes] = {}
-    for archive in RESULTS.iterdir():
+    for archive in RESULTS.glob("*.tar.xz"):
         with tarfile.open(archive) as tar:
             files |= {entry.name: tar.extractfile(entry).read() for entry in tar}
     specs = {name.split("/")[0]: json.loads(files[name]) for name in files if name.endswith("spec.json")}
