@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch.utils.benchmark import Timer
 
 from aida_lab.runs.records import read_curve
 from aida_lab.spec import RunSpec
@@ -31,9 +31,6 @@ from aida_lab.workers.jobs import Jobs
 
 #: Epochs that do not count, at the start of a run.
 WARM_UP = 2
-
-#: Samples of the optimizer's step alone.
-REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,11 @@ def side_by_side(
                 say(f"{training.spec.experiment}, {training.spec.method}: epoch {epoch + 1} of {WARM_UP + epochs}")
                 kept.append(training.train_epoch())
         machine = describe(trainings[0].device, trainings[0].steps.name)
-        timings = [_timing(spec, 1, kept[WARM_UP:]) for spec, kept in zip(specs, rows, strict=True)]
-        alone = [optimizer_seconds(training) for training in trainings]
-    return [replace(each, optimizer_seconds=seconds) for each, seconds in zip(timings, alone, strict=True)], machine
+        timings = [
+            replace(_timing(training.spec, 1, kept[WARM_UP:]), optimizer_seconds=optimizer_seconds(training))
+            for training, kept in zip(trainings, rows, strict=True)
+        ]
+    return timings, machine
 
 
 def optimizer_seconds(training: Training) -> float:
@@ -110,25 +109,15 @@ def optimizer_seconds(training: Training) -> float:
         for optimizer in training.optimizers.values():
             optimizer.step()
 
-    if not isinstance(training.steps, GraphSteps):
-        return statistics.median(_seconds(step, training.device) for _ in range(REPEATS))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        step()
-    return statistics.median(_seconds(graph.replay, training.device) for _ in range(REPEATS))
-
-
-def _seconds(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds per step, of several in a row on a GPU, where the host runs ahead."""
-    count = 20 if device.type == "cuda" else 1
-    synchronize: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    step()
-    synchronize()
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    synchronize()
-    return (time.perf_counter() - began) / count
+    taken = step
+    if isinstance(training.steps, GraphSteps):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            step()
+        taken = graph.replay
+    # waits for the GPU after each block of steps
+    timer = Timer("step()", globals={"step": taken}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange().median
 
 
 def at_once(spec: RunSpec, jobs: int, epochs: int, options: Options, say: Callable[[str], None]) -> Timing:

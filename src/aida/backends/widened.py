@@ -68,20 +68,18 @@ class Widened:
             changed = batch.steps[i] != before[i]
             if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(changed):
                 continue  # elsewhere a branch on a value would synchronize with the device
-            if batch.storage.rounding == "stochastic":
-                word, last = random_words(stream.seed, batch.steps[i], positions)
-            else:
-                word = last = random_word(stream.seed, batch.steps[i], positions)
-            _store(batch, wide, i, changed, word, last & 0xFFFF)
+            place = (stream.seed, batch.steps[i], positions)
+            words = random_words(*place) if batch.storage.rounding == "stochastic" else (random_word(*place),)
+            _store(batch, wide, i, changed, words)
 
 
-def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, word: Tensor, last: Tensor) -> None:
-    """Round the float32 copies of one tensor back, where ``changed``, by random bits of state and parameters."""
+def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, words: tuple[Tensor, ...]) -> None:
+    """Round the float32 copies of one tensor back, where ``changed``: state by the first word."""
 
     def put(target: Tensor, value: Tensor) -> None:
         target.copy_(torch.where(changed, value, target))
 
-    low, high = word & 0xFFFF, word >> 16
+    low, high = words[0] & 0xFFFF, words[0] >> 16
     state, rounding = batch.storage
     m, v = wide.exp_avgs[i], wide.exp_avg_vars[i]
     if state == "bfloat16":
@@ -98,7 +96,7 @@ def _store(batch: Batch, wide: Batch, i: int, changed: Tensor, word: Tensor, las
 
     p, theta = batch.params[i], wide.params[i]
     if rounding == "stochastic":
-        put(p, (to_bfloat16 if p.dtype == torch.bfloat16 else to_float16)(theta, last))
+        put(p, (to_bfloat16 if p.dtype == torch.bfloat16 else to_float16)(theta, words[1] & 0xFFFF))
     elif rounding == "kahan":
         rounded = theta.to(p.dtype)
         # at a tie the old value stays, so that an update of zero changes nothing
