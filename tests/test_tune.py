@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -82,6 +83,22 @@ def test_if_every_run_diverged_smaller_rates_are_tried():
     values = dict.fromkeys(range(-3, 4))
     assert found.places(values) == range(-4, 4)
     assert found.places({**values, -4: None, -5: 20.0, -6: 10.0}) == range(-6, 4)
+
+
+def test_a_refined_grid_adds_both_neighbours_of_the_best_when_it_is_known():
+    found = replace(method(), refine=True)
+    values = {place: bump(place, 4.2) for place in range(-3, 6)}
+    assert found.places({place: values[place] for place in range(-3, 4)}) == range(-3, 5)
+    assert found.places(values) == [-3, -2, -1, 0, 1, 2, 3, 3.5, 4, 4.5, 5]
+    assert found.places({**values, 3.5: 99.0, 4.5: 0.0}) == [-3, -2, -1, 0, 1, 2, 3, 3.5, 4, 4.5, 5]
+    assert (found.lr(-0.5), found.lr(0), found.lr(0.5)) == (5.62e-4, 1e-3, 1.78e-3)
+
+
+def test_a_grid_is_refined_inside_only():
+    found = replace(method(), refine=True)
+    places = found.places({place: float(place) for place in range(-50, 50)})
+    assert places[-3:] == [9, 9.5, 10]
+    assert len(found.places(dict.fromkeys(range(-50, 50)))) == LONGEST * len(found.grid)  # all diverged
 
 
 def test_an_own_grid_is_extended_at_the_distance_of_its_last_two_rates():
@@ -257,8 +274,9 @@ def test_what_makes_no_sense_is_one_line_and_starts_nothing(folder, words, line)
     assert not Path("runs").exists()
 
 
-def test_the_table_is_what_the_curves_say_and_the_command_repeats_it_without_training(folder):
-    words = ("digits", "--optimizer", "adamw", "--optimizer", "aida:eps=1e-4", "--seeds", "1-2")
+@pytest.mark.parametrize("refine", [(), ("--refine",)])
+def test_the_table_is_what_the_curves_say_and_the_command_repeats_it_without_training(folder, refine):
+    words = ("digits", "--optimizer", "adamw", "--optimizer", "aida:eps=1e-4", "--seeds", "1-2", *refine)
     quick = ("--epochs", 1, "--limit", 1, "--device", "cpu")
     found = call(*words, *quick)
     assert found.exit_code == 0, found.output

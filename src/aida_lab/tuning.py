@@ -47,14 +47,21 @@ class Method:
     #: Ascending: the learning rates of ``--lrs``, or the method's own alone.
     given: tuple[float, ...]
     seeds: tuple[int, ...]
+    #: Whether the learning rates halfway between the best one and its neighbours are tried, too.
+    refine: bool = False
 
     @property
     def grid(self) -> range:
         """The places of the grid that every method gets. Place 0 is the first of the given learning rates."""
         return range(-SIDE, SIDE + 1) if len(self.given) == 1 else range(len(self.given))
 
-    def lr(self, place: int) -> float:
-        """The learning rate at a place of the grid, or beyond its edges at the distance of the last two."""
+    def lr(self, place: float) -> float:
+        """The learning rate at a place of the grid, or beyond its edges at the distance of the last two.
+
+        Halfway between two places it is their geometric mean.
+        """
+        if not isinstance(place, int):
+            return float(f"{math.sqrt(self.lr(math.floor(place)) * self.lr(math.ceil(place))):.3g}")
         given, last = self.given, len(self.given) - 1
         if 0 <= place <= last:
             return given[place]
@@ -63,13 +70,13 @@ class Method:
         factor = FACTOR if not last else max(edge / inner, inner / edge)
         return float(f"{edge * factor**beyond:.3g}")
 
-    def spec(self, place: int, seed: int | None = None) -> RunSpec:
+    def spec(self, place: float, seed: int | None = None) -> RunSpec:
         """A run of the grid, or its repetition with a fresh seed."""
         hyper = {**self.base.hyper, "lr": self.lr(place)}
         return replace(self.base, hyper=hyper, seed=self.base.seed if seed is None else seed)
 
-    def places(self, values: Mapping[int, float | None]) -> range:
-        """The grid, given the results by place: one place longer if the best of it is at its edge.
+    def places(self, values: Mapping[float, float | None]) -> Sequence[float]:
+        """The grid, given the results by place: one place longer if the best of it is at its edge; then finer.
 
         If every run diverged, a smaller learning rate is next. Nothing is added before all results are known.
         """
@@ -82,10 +89,16 @@ class Method:
                 found = range(found[0], found[-1] + 2)
             else:
                 break
-        return found
+        if not self.refine or any(place not in values for place in found):
+            return found
+        best = choose({place: values[place] for place in found}, self.metric)
+        halves = () if best is None else (best - 0.5, best + 0.5)
+        return sorted((*found, *(half for half in halves if found[0] < half < found[-1])))
 
 
-def method_of(text: str, request: RunRequest, lrs: Sequence[float], seeds: tuple[int, ...]) -> Method:
+def method_of(
+    text: str, request: RunRequest, lrs: Sequence[float], seeds: tuple[int, ...], *, refine: bool = False
+) -> Method:
     """The method that ``aida:eps=1e-16`` names: an optimizer as in ``aida train``, then values that it keeps."""
     parts = text.split(":")
     name = ":".join(part for part in parts if "=" not in part)
@@ -99,7 +112,7 @@ def method_of(text: str, request: RunRequest, lrs: Sequence[float], seeds: tuple
     if type(own) not in (int, float) or not own > 0:
         raise UsageError(f"{name} has no learning rate to start from; give one: --optimizer {name}:lr=1e-3")
     metric = request.experiment.metrics[spec.variant]
-    return Method(spec, metric, tuple(lrs) or (float(own),), seeds)
+    return Method(spec, metric, tuple(lrs) or (float(own),), seeds, refine)
 
 
 def parse_lrs(text: str) -> tuple[float, ...]:
@@ -120,12 +133,12 @@ class Tuned:
     """The current results of one method."""
 
     method: Method
-    #: Places of the grid so far.
-    places: range
+    #: Places of the grid so far, ascending.
+    places: Sequence[float]
     #: The runs of the grid with a result, by place.
-    grid: Mapping[int, Run]
+    grid: Mapping[float, Run]
     #: The place of the best run; None if the grid is not complete, or every run of it diverged.
-    best: int | None
+    best: float | None
     #: The runs of fresh seeds with a result.
     fresh: Sequence[Run]
 
@@ -202,9 +215,9 @@ class Protocol:
             self.outcomes[outcome.key] = outcome
 
     def _of(self, method: Method) -> Tuned:
-        values: dict[int, float | None] = {}
-        grid: dict[int, Run] = {}
-        places = method.grid
+        values: dict[float, float | None] = {}
+        grid: dict[float, Run] = {}
+        places: Sequence[float] = method.grid
         while len(grid) < len(places):
             for place in places:
                 if (run := self._runs.get(method.spec(place).key)) is not None:

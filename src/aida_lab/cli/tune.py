@@ -37,6 +37,10 @@ def tune(
             show_default="seven, √10 apart, around each method's own",
         ),
     ] = None,
+    refine: Annotated[
+        bool,
+        typer.Option("--refine", help="Also try the learning rates between the best one and its neighbours."),
+    ] = False,
     tuning_seed: Annotated[int, typer.Option(min=0, help="Seed of the grid's runs.")] = 0,
     seeds: Annotated[str, typer.Option(help="Fresh seeds, which repeat each method's best learning rate.")] = "1-5",
     epochs: Epochs = None,
@@ -46,7 +50,8 @@ def tune(
     """Tune every method with the same budget, then compare them with fresh seeds.
 
     Each method gets a grid of learning rates with one seed. If its best run is at the edge of the grid, the grid
-    grows beyond that edge, one run at a time, and the table counts these runs. Then each method is repeated with
+    grows beyond that edge, one run at a time, and the table counts these runs. With --refine two more learning rates
+    follow, next to the best one. Then each method is repeated with
     fresh seeds at its best learning rate. A run's number is its best epoch; diverged runs count as the worst. If you
     repeat the command, finished runs are kept and stopped or killed runs resume, with the same result.
     """
@@ -62,7 +67,7 @@ def tune(
         fail(f"--seeds {seeds} contains the tuning seed {tuning_seed}, which chose the learning rate; use others")
     request = options.request(chosen, given=parse_values(settings or []), seeds=(tuning_seed,), epochs=epochs)
     grid = parse_lrs(lrs) if lrs is not None else ()
-    methods = [method_of(each, request, grid, fresh) for each in dict.fromkeys(optimizer or ["aida"])]
+    methods = [method_of(each, request, grid, fresh, refine=refine) for each in dict.fromkeys(optimizer or ["aida"])]
     choices.require_data(chosen.reads(methods[0].base.variant), options.data)
     choices.require_writable(options.out)
     protocol = Protocol(methods, Jobs(options.out, options.training(), options.jobs))
@@ -93,7 +98,7 @@ def _report(found: Sequence[Tuned]) -> None:
         n = str(each.mean.n) if each.mean else ""
         rows.append((each.name, runs, rates, best, chosen, mean_in_words(each.mean), n, _remark(each)))
     console().print(table(title, heads, rows, dense=True))
-    say("runs: grid, runs beyond the edge of the grid if any, fresh seeds")
+    say("runs: grid, runs beyond its edge or between its places if any, fresh seeds")
 
 
 def _remark(each: Tuned) -> str:
