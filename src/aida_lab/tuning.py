@@ -81,19 +81,18 @@ class Method:
         If every run diverged, a smaller learning rate is next. Nothing is added before all results are known.
         """
         found = self.grid
-        while len(found) < LONGEST * len(self.grid) and all(place in values for place in found):
+        while all(place in values for place in found):
             best = choose({place: values[place] for place in found}, self.metric)
-            if best is None or best == found[0]:
+            grows = len(found) < LONGEST * len(self.grid)
+            if grows and (best is None or best == found[0]):
                 found = range(found[0] - 1, found[-1] + 1)
-            elif best == found[-1]:
+            elif grows and best == found[-1]:
                 found = range(found[0], found[-1] + 2)
+            elif self.refine and best is not None:
+                return sorted((*found, *(half for half in (best - 0.5, best + 0.5) if found[0] < half < found[-1])))
             else:
                 break
-        if not self.refine or any(place not in values for place in found):
-            return found
-        best = choose({place: values[place] for place in found}, self.metric)
-        halves = () if best is None else (best - 0.5, best + 0.5)
-        return sorted((*found, *(half for half in halves if found[0] < half < found[-1])))
+        return found
 
 
 def method_of(

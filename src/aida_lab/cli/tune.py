@@ -51,9 +51,9 @@ def tune(
 
     Each method gets a grid of learning rates with one seed. If its best run is at the edge of the grid, the grid
     grows beyond that edge, one run at a time, and the table counts these runs. With --refine two more learning rates
-    follow, next to the best one. Then each method is repeated with
-    fresh seeds at its best learning rate. A run's number is its best epoch; diverged runs count as the worst. If you
-    repeat the command, finished runs are kept and stopped or killed runs resume, with the same result.
+    follow, next to the best one. Then each method is repeated with fresh seeds at its best learning rate. A run's
+    number is its best epoch; diverged runs count as the worst. If you repeat the command, finished runs are kept and
+    stopped or killed runs resume, with the same result.
     """
     load_torch()
     from aida_lab.parsing import parse_seeds, parse_values
